@@ -1,0 +1,1 @@
+"""The router: processes, wire and trees underneath `actors`."""

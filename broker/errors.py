@@ -1,0 +1,329 @@
+"""The error tree: every way a request can fail, each with a stable wire code.
+
+::
+
+    EngineError
+    ├── InvalidRequest (ValueError)        the caller asked for something impossible
+    ├── SessionNotFound (LookupError)      absent, foreign or released
+    ├── SessionOwned                       attach without steal to a living owner's session
+    ├── SpawnFailed (OSError)              the system refused to start the program
+    ├── StdinUnavailable                   stdin is null, closed, or the child has ended
+    ├── NotATerminal                       resize of a session without a terminal
+    ├── OutputLimitExceeded                more output than `limit`
+    ├── OutputLost                         `output()` called after bytes were dropped
+    ├── CommandFailed (CalledProcessError) `check=True` and a failure status
+    ├── TimedOut (TimeoutExpired, TimeoutError)
+    ├── CapacityExceeded                   no room for another session now
+    ├── WorkerLost                         the worker that owned the child died
+    ├── BrokerLost                         the broker is gone, or was replaced
+    ├── ShellEnded                         a command ended its persistent shell
+    ├── ServiceFailed                      a service did not start or stop
+    ├── WrongProcess                       a forked copy used its parent's engine
+    ├── RuntimeContext                     wrong loop, or blocking inside a loop
+    └── ProtocolError                      a peer broke the wire's rules
+
+Caller's misuse, the world's failure, a peer's fault and "it is gone" are separate
+classes, because callers react to them differently. `encode` and `decode` carry each
+of them over the wire; both are total.
+"""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+__all__ = [
+    "BrokerLost",
+    "CapacityExceeded",
+    "CommandFailed",
+    "EngineError",
+    "InvalidRequest",
+    "NotATerminal",
+    "OutputLimitExceeded",
+    "OutputLost",
+    "ProtocolError",
+    "RuntimeContext",
+    "ServiceFailed",
+    "SessionNotFound",
+    "SessionOwned",
+    "ShellEnded",
+    "SpawnFailed",
+    "StdinUnavailable",
+    "TimedOut",
+    "WorkerLost",
+    "WrongProcess",
+    "decode",
+    "encode",
+]
+
+
+class EngineError(Exception):
+    """Base of everything the engine raises on purpose.
+
+    `fields` names the constructor's arguments in order: they are the attributes that
+    survive pickling. `local_fields` are those among them that never cross the wire
+    (captured output, statuses: the client adds them itself).
+    """
+
+    code: ClassVar[str] = "engine"
+    fields: ClassVar[tuple[str, ...]] = ("message",)
+    local_fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, message: str = "") -> None:
+        self.message = message or _first_line(type(self))
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.fields)
+        return f"{type(self).__name__}({values})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, name) for name in self.fields)
+
+
+def _first_line(cls: type) -> str:
+    return (cls.__doc__ or cls.__name__).splitlines()[0].rstrip(".")
+
+
+class InvalidRequest(EngineError, ValueError):
+    """The request is not possible as asked; `field` names the parameter."""
+
+    code = "invalid-request"
+    fields = ("field", "message")
+
+    def __init__(self, field: str, message: str = "is not valid") -> None:
+        super().__init__(message)
+        self.field = field
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
+
+
+class SessionNotFound(EngineError, LookupError):
+    """No such session here (never started, released, or another owner's)."""
+
+    code = "session-not-found"
+
+
+class SessionOwned(EngineError):
+    """The session has a living owner; pass `steal=True` to take it."""
+
+    code = "session-owned"
+
+
+class SpawnFailed(EngineError, OSError):
+    """The system refused to start the program.
+
+    `errno` is the system's number, `step` one of `cwd exec pty limits fork pipe`,
+    `path` the program or directory it was about.
+    """
+
+    code = "spawn-failed"
+    fields = ("errno", "step", "path")
+
+    def __init__(self, errno: int, step: str, path: str = "") -> None:
+        OSError.__init__(self, errno, os.strerror(errno), path or None)
+        self.step = step
+        self.path = path
+        self.message = str(self)
+
+    def __str__(self) -> str:
+        what = {
+            "cwd": "cannot use working directory",
+            "exec": "cannot execute",
+            "pty": "cannot open a terminal for",
+            "limits": "cannot set the limits of",
+            "fork": "cannot start a process for",
+            "pipe": "cannot make pipes for",
+        }.get(self.step, self.step)
+        return f"{what} {self.path!r}: {self.strerror}"
+
+
+class StdinUnavailable(EngineError):
+    """The child's stdin is null, closed, or the child has ended."""
+
+    code = "stdin-unavailable"
+
+
+class NotATerminal(EngineError):
+    """The session has no terminal."""
+
+    code = "not-a-terminal"
+
+
+class _WithOutput(EngineError):
+    """An error that carries what was captured so far, in bytes."""
+
+    local_fields: ClassVar[tuple[str, ...]] = ("stdout", "stderr")
+    stdout: bytes
+    stderr: bytes
+
+
+class OutputLimitExceeded(_WithOutput):
+    """The child wrote more than `limit` bytes; the first of them are kept."""
+
+    code = "output-limit-exceeded"
+    fields = ("limit", "stdout", "stderr")
+
+    def __init__(self, limit: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
+        super().__init__(f"the child wrote more than {limit} bytes")
+        self.limit = limit
+        self.stdout = stdout
+        self.stderr = stderr
+
+
+class OutputLost(_WithOutput):
+    """`dropped` bytes of output were no longer retained when they were asked for."""
+
+    code = "output-lost"
+    fields = ("dropped", "stdout", "stderr")
+
+    def __init__(self, dropped: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
+        super().__init__(f"{dropped} bytes of output were dropped before this call")
+        self.dropped = dropped
+        self.stdout = stdout
+        self.stderr = stderr
+
+
+class CommandFailed(EngineError, subprocess.CalledProcessError):
+    """The command ended with a failure status and `check` was asked for."""
+
+    code = "command-failed"
+    fields = ("returncode", "cmd", "output", "stderr")
+    local_fields = ("output", "stderr")
+
+    def __init__(
+        self,
+        returncode: int,
+        cmd: Any,
+        output: bytes | None = None,
+        stderr: bytes | None = None,
+    ) -> None:
+        subprocess.CalledProcessError.__init__(self, returncode, cmd, output, stderr)
+        self.message = str(self)
+
+    def __str__(self) -> str:
+        return subprocess.CalledProcessError.__str__(self)
+
+
+class TimedOut(EngineError, subprocess.TimeoutExpired, TimeoutError):
+    """It did not happen within `timeout` seconds."""
+
+    code = "timed-out"
+    fields = ("cmd", "timeout", "output", "stderr")
+    local_fields = ("output", "stderr")
+
+    def __init__(
+        self,
+        cmd: Any,
+        timeout: float,
+        output: bytes | None = None,
+        stderr: bytes | None = None,
+    ) -> None:
+        subprocess.TimeoutExpired.__init__(self, cmd, timeout, output, stderr)
+        self.message = str(self)
+
+    def __str__(self) -> str:
+        return f"{self.cmd!r} timed out after {self.timeout} seconds"
+
+
+class CapacityExceeded(EngineError):
+    """There is no room for another session; try again in `retry_after` seconds."""
+
+    code = "capacity-exceeded"
+    fields = ("retry_after", "message")
+
+    def __init__(self, retry_after: float, message: str = "") -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class WorkerLost(EngineError):
+    """The worker that owned the child died; the child's tree was ended."""
+
+    code = "worker-lost"
+
+
+class BrokerLost(EngineError):
+    """The broker is gone."""
+
+    code = "broker-lost"
+
+
+class ShellEnded(EngineError):
+    """The persistent shell itself has ended."""
+
+    code = "shell-ended"
+    fields = ("status", "message")
+    local_fields = ("status",)
+
+    def __init__(self, status: Any = None, message: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ServiceFailed(EngineError):
+    """The service did not start: `reason` is cancelled, dropped, exited or timed-out."""
+
+    code = "service-failed"
+    fields = ("reason", "message")
+
+    def __init__(self, reason: str, message: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class WrongProcess(EngineError):
+    """This is a forked copy: only the process that made the engine may use it."""
+
+    code = "wrong-process"
+
+
+class RuntimeContext(EngineError):
+    """The call was made from the wrong event loop or thread."""
+
+    code = "runtime-context"
+
+
+class ProtocolError(EngineError):
+    """A peer broke the rules of the wire."""
+
+    code = "protocol-error"
+
+
+def _tree(cls: type[EngineError]) -> list[type[EngineError]]:
+    return [cls, *(deep for sub in cls.__subclasses__() for deep in _tree(sub))]
+
+
+CLASSES: Mapping[str, type[EngineError]] = {
+    cls.code: cls for cls in _tree(EngineError) if not cls.__name__.startswith("_")
+}
+
+
+def encode(error: EngineError) -> tuple[str, list[Any]]:
+    """Return the wire form of `error`: its code and its fields that may travel."""
+    values: list[Any] = []
+    for name in error.fields:
+        if name in error.local_fields:
+            break
+        value = getattr(error, name)
+        values.append(value if isinstance(value, int | float) else str(value))
+    return error.code, values
+
+
+def decode(code: str, values: list[Any]) -> EngineError:
+    """Return the error that `encode` was given.
+
+    An unknown code, or fields that do not fit, become `ProtocolError`: a request is
+    always answered with an exception of this tree.
+    """
+    cls = CLASSES.get(code)
+    if cls is None:
+        return ProtocolError(f"unknown error code {code!r} with {values!r}")
+    try:
+        return cls(*values)
+    except (TypeError, ValueError) as misfit:
+        return ProtocolError(f"malformed {code!r} error: {misfit}")
