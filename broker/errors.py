@@ -5,7 +5,7 @@
     EngineError
     ├── InvalidRequest (ValueError)        the caller asked for something impossible
     ├── SessionNotFound (LookupError)      absent, foreign or released
-    ├── SessionOwned                       attach without steal to a living owner's session
+    ├── SessionOwned                       attach without steal while its owner lives
     ├── SpawnFailed (OSError)              the system refused to start the program
     ├── StdinUnavailable                   stdin is null, closed, or the child has ended
     ├── NotATerminal                       resize of a session without a terminal
@@ -266,7 +266,7 @@ class ShellEnded(EngineError):
 
 
 class ServiceFailed(EngineError):
-    """The service did not start: `reason` is cancelled, dropped, exited or timed-out."""
+    """The service did not start; `reason`: cancelled, dropped, exited, timed-out."""
 
     code = "service-failed"
     fields = ("reason", "message")

@@ -1,0 +1,425 @@
+"""The wire: message kinds, the control frame, and the limits of both frames.
+
+A message is one control frame and at most one payload frame. The control frame is a
+msgpack array of fixed arity::
+
+    [version, kind, client, request, session, epoch, deadline, body]
+
+and never longer than `MAX_CONTROL`. `body` is a map whose keys, types and ranges are
+fixed per kind by `SHAPES`; anything else is a `ProtocolError`. The payload is raw bytes
+(output, input, or a packed document such as a spawn spec): the broker forwards it
+without reading it. `PROTOCOL.md` tells the same for people.
+
+This module is pure, and the only one that knows msgpack.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from broker.errors import ProtocolError
+
+__all__ = [
+    "MAX_CONTROL",
+    "MAX_IDS",
+    "MAX_PAYLOAD",
+    "SHAPES",
+    "STREAMS",
+    "VERSION",
+    "Kind",
+    "Message",
+    "Payload",
+    "decode",
+    "encode",
+    "pack",
+    "salvage",
+    "unpack",
+]
+
+VERSION: Final = 1
+MAX_CONTROL: Final = 16 * 1024
+"""Bytes of a control frame: everything larger travels as payload."""
+MAX_PAYLOAD: Final = 8 * 1024 * 1024
+"""Bytes of a payload frame: a spawn spec with 3 MiB of arguments fits."""
+MAX_IDS: Final = 1000
+"""Sessions named by one command, so that its control frame stays within bounds."""
+STREAMS: Final = ("stdout", "stderr")
+
+_BIG = 2**63 - 1
+Payload = bytes | bytearray | memoryview
+
+
+class Kind(IntEnum):
+    """What a message is; the number is what travels."""
+
+    # client -> broker
+    HELLO = 1
+    SPAWN = 2
+    LIST = 3
+    INFO = 4
+    DROP = 5
+    # client -> worker of the session (the broker checks the right and forwards)
+    WRITE = 10
+    CLOSE_STDIN = 11
+    POLL = 12
+    READ = 13
+    OPEN = 14
+    CREDIT = 15
+    STOP = 16
+    KILL = 17
+    SIGNAL = 18
+    SNAPSHOT = 19
+    # broker -> worker
+    START = 30
+    # broker or worker -> client
+    WELCOME = 40
+    REPLY = 41
+    ERROR = 42
+    CHUNK = 43
+    GAP = 44
+    EOF = 45
+    ABANDONED = 46
+    BROKEN = 47
+    EXITED = 48
+    CLOSED = 49
+    # worker -> broker
+    IDLE = 60
+    # broker <-> pool, supervisor -> broker
+    FORK = 70
+    GONE = 71
+    POOL = 72
+    POOL_GONE = 73
+
+
+class Message(NamedTuple):
+    """One message. Ids are 0 where they do not apply.
+
+    `client` is the number that the broker gave its sender (or receiver) at the hello,
+    `request` the sender's own number (0: no answer wanted), `session` the child's id,
+    `epoch` the broker's incarnation, `deadline` an absolute time in seconds of the
+    broker's monotonic clock (0: none).
+    """
+
+    kind: Kind
+    client: int = 0
+    request: int = 0
+    session: int = 0
+    epoch: int = 0
+    deadline: float = 0.0
+    body: Mapping[str, Any] = {}
+    payload: Payload | None = None
+
+    def reply(
+        self, kind: Kind, payload: Payload | None = None, **body: Any
+    ) -> "Message":
+        """Return a message of `kind` that answers this one."""
+        return Message(
+            kind,
+            self.client,
+            self.request,
+            self.session,
+            self.epoch,
+            0.0,
+            body,
+            payload,
+        )
+
+
+Check = Callable[[Any], bool]
+
+
+def _whole(low: int = 0, high: int = _BIG) -> Check:
+    return lambda value: type(value) is int and low <= value <= high
+
+
+def _seconds(high: float = 1e9) -> Check:
+    return lambda value: type(value) in (int, float) and 0 <= value <= high
+
+
+def _text(size: int) -> Check:
+    return lambda value: type(value) is str and len(value) <= size
+
+
+def _raw(size: int) -> Check:
+    return lambda value: type(value) is bytes and len(value) <= size
+
+
+def _one_of(*choices: Any) -> Check:
+    return lambda value: value in choices
+
+
+def _flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _optional(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _list_of(check: Check, size: int = MAX_IDS) -> Check:
+    return lambda value: (
+        type(value) is list and len(value) <= size and all(map(check, value))
+    )
+
+
+def _plain(value: Any, depth: int = 4) -> bool:
+    if type(value) is list:
+        return depth > 0 and all(_plain(item, depth - 1) for item in value)
+    return value is None or type(value) in (bool, int, float, str, bytes)
+
+
+_STREAM = _one_of(*STREAMS)
+_IDS = _list_of(_whole(1))
+_TOKEN = _text(128)
+_CAUSE = _text(32)
+_ANYTHING = None
+"""Shape of an answer's body: any keys, plain values."""
+
+
+class Shape(NamedTuple):
+    """What a kind's body holds, and whether a payload frame follows (None: may)."""
+
+    fields: Mapping[str, Check] | None = {}
+    payload: bool | None = False
+
+
+SHAPES: Final[Mapping[Kind, Shape]] = {
+    Kind.HELLO: Shape(
+        {
+            "ticket": _raw(32),
+            "owner": _raw(64),
+            "operator": _optional(_raw(64)),
+            "lease": _seconds(),
+            "release": _text(32),
+        }
+    ),
+    Kind.SPAWN: Shape(
+        {
+            "token": _TOKEN,
+            "scope": _text(256),
+            "reader": _optional(_whole(1)),
+            "chunks": _whole(1),
+            "bytes": _whole(1),
+            "kill_on_drop": _flag,
+        },
+        payload=True,
+    ),
+    Kind.LIST: Shape({"scope": _optional(_text(256))}),
+    Kind.INFO: Shape({}),
+    Kind.DROP: Shape({"sessions": _IDS, "tokens": _list_of(_TOKEN, 100)}),
+    Kind.WRITE: Shape({"at": _optional(_whole())}, payload=True),
+    Kind.CLOSE_STDIN: Shape({}),
+    Kind.POLL: Shape(
+        {
+            "stdout": _whole(),
+            "stderr": _whole(),
+            "wait": _seconds(),
+            "mode": _one_of("output", "completion"),
+            "limit": _whole(1),
+        }
+    ),
+    Kind.READ: Shape(
+        {
+            "reader": _whole(1),
+            "stream": _STREAM,
+            "offset": _optional(_whole()),
+            "wait": _seconds(),
+            "limit": _whole(1),
+        }
+    ),
+    Kind.OPEN: Shape(
+        {
+            "after": _optional(_whole()),
+            "newest": _flag,
+            "chunks": _whole(1),
+            "bytes": _whole(1),
+            "capture": _flag,
+        }
+    ),
+    Kind.CREDIT: Shape({"chunks": _whole(), "sequence": _whole()}),
+    Kind.STOP: Shape({"target": _whole(1)}),
+    Kind.KILL: Shape(
+        {
+            "grace": _optional(_seconds()),
+            "timeout": _seconds(),
+            "cause": _CAUSE,
+            "release": _flag,
+        }
+    ),
+    Kind.SIGNAL: Shape({"number": _whole(1, 64), "group": _flag, "interrupt": _flag}),
+    Kind.SNAPSHOT: Shape({}),
+    Kind.START: Shape(
+        {
+            "reader": _optional(_whole(1)),
+            "chunks": _whole(1),
+            "bytes": _whole(1),
+        },
+        payload=True,
+    ),
+    Kind.WELCOME: Shape({"clock": _seconds(), "release": _text(32)}),
+    Kind.REPLY: Shape(_ANYTHING, payload=None),
+    Kind.ERROR: Shape({"code": _text(32), "values": _plain}, payload=None),
+    Kind.CHUNK: Shape(
+        {"stream": _STREAM, "offset": _whole(), "sequence": _whole()}, payload=True
+    ),
+    Kind.GAP: Shape({"stream": _STREAM, "start": _whole(), "end": _whole()}),
+    Kind.EOF: Shape({"stream": _STREAM}),
+    Kind.ABANDONED: Shape({"stream": _STREAM}),
+    Kind.BROKEN: Shape(
+        {
+            "stream": _STREAM,
+            "kind": _text(64),
+            "message": _text(1024),
+            "errno": _whole(),
+        }
+    ),
+    Kind.EXITED: Shape({"status": _plain}),
+    Kind.CLOSED: Shape({"status": _plain}),
+    Kind.IDLE: Shape({}),
+    Kind.FORK: Shape({"worker": _whole(1)}),
+    Kind.GONE: Shape({"worker": _whole(1), "errno": _whole(), "proven": _flag}),
+    Kind.POOL: Shape({}),
+    Kind.POOL_GONE: Shape({}),
+}
+
+
+def encode(message: Message) -> bytes:
+    """Return the control frame of `message` (its payload travels beside it).
+
+    Raises:
+        ProtocolError: the frame would be longer than `MAX_CONTROL`.
+    """
+    kind, client, request, session, epoch, deadline, body, _ = message
+    control: bytes = msgpack.packb(
+        [VERSION, int(kind), client, request, session, epoch, deadline, body]
+    )
+    if len(control) > MAX_CONTROL:
+        raise ProtocolError(
+            f"a {kind.name} control frame of {len(control)} bytes is over {MAX_CONTROL}"
+        )
+    return control
+
+
+def _unpack_control(control: Payload) -> Any:
+    if len(control) > MAX_CONTROL:
+        raise ProtocolError(
+            f"a control frame of {len(control)} bytes: {MAX_CONTROL} fit"
+        )
+    try:
+        return msgpack.unpackb(
+            control,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=4096,
+            max_bin_len=4096,
+            max_array_len=1024,
+            max_map_len=64,
+            max_ext_len=0,
+        )
+    except (ValueError, RecursionError) as broken:
+        raise ProtocolError(f"the control frame is not msgpack: {broken}") from broken
+
+
+def decode(control: Payload, payload: Payload | None = None) -> Message:
+    """Return the message in a control frame and its payload frame, fully checked.
+
+    Raises:
+        ProtocolError: any departure from `SHAPES`, the version or the limits.
+    """
+    frame = _unpack_control(control)
+    if type(frame) is not list or len(frame) != 8:
+        raise ProtocolError("a control frame is an array of 8 items")
+    version, number, client, request, session, epoch, deadline, body = frame
+    if version != VERSION:
+        raise ProtocolError(f"wire version {version!r}: this side speaks {VERSION}")
+    kind = _KINDS.get(number) if type(number) is int else None
+    if kind is None:
+        raise ProtocolError(f"unknown message kind {number!r}")
+    for item in (client, request, session, epoch):
+        if type(item) is not int or not 0 <= item <= _BIG:
+            raise ProtocolError("client, request, session and epoch are whole numbers")
+    if type(deadline) not in (int, float) or not 0 <= deadline < 1e12:
+        raise ProtocolError("deadline is a time in seconds, 0 for none")
+    _check_body(kind, body)
+    _check_payload(kind, payload)
+    return Message(kind, client, request, session, epoch, deadline, body, payload)
+
+
+_KINDS: Final[Mapping[int, Kind]] = {int(kind): kind for kind in Kind}
+
+
+def _check_body(kind: Kind, body: Any) -> None:
+    if type(body) is not dict:
+        raise ProtocolError(f"the body of {kind.name} is a map")
+    fields = SHAPES[kind].fields
+    if fields is None:
+        if not all(map(_plain, body.values())):
+            raise ProtocolError(f"the body of {kind.name} holds plain values only")
+        return
+    if body.keys() != fields.keys():
+        odd = sorted(map(str, body.keys() ^ fields.keys()))
+        raise ProtocolError(f"{kind.name} lacks or does not know: {', '.join(odd)}")
+    for name, check in fields.items():
+        if not check(body[name]):
+            raise ProtocolError(
+                f"{kind.name}.{name} is out of range or of a wrong type"
+            )
+
+
+def _check_payload(kind: Kind, payload: Payload | None) -> None:
+    wanted = SHAPES[kind].payload
+    if wanted is not None and wanted is not (payload is not None):
+        raise ProtocolError(
+            f"{kind.name} comes {'with' if wanted else 'without'} payload"
+        )
+    if payload is not None and len(payload) > MAX_PAYLOAD:
+        raise ProtocolError(f"a payload of {len(payload)} bytes: {MAX_PAYLOAD} fit")
+
+
+def salvage(control: Payload) -> int:
+    """Return the request id of a frame that `decode` refused, 0 when it has none.
+
+    With it a peer that sent nonsense still gets an answer to what it asked.
+    """
+    try:
+        frame = _unpack_control(control)
+    except ProtocolError:
+        return 0
+    if type(frame) is list and len(frame) > 3 and _whole()(frame[3]):
+        return int(frame[3])
+    return 0
+
+
+def pack(document: Any) -> bytes:
+    """Return a payload document (a spawn spec, a snapshot) as bytes.
+
+    Raises:
+        ProtocolError: it would be larger than `MAX_PAYLOAD`.
+    """
+    data: bytes = msgpack.packb(document)
+    if len(data) > MAX_PAYLOAD:
+        raise ProtocolError(f"a document of {len(data)} bytes: {MAX_PAYLOAD} fit")
+    return data
+
+
+def unpack(payload: Payload) -> Any:
+    """Return the document in a payload, under limits of its own.
+
+    Raises:
+        ProtocolError: it is no document, or larger in some respect than allowed.
+    """
+    try:
+        return msgpack.unpackb(
+            payload,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=MAX_PAYLOAD,
+            max_bin_len=MAX_PAYLOAD,
+            max_array_len=1 << 20,
+            max_map_len=1 << 12,
+            max_ext_len=0,
+        )
+    except (ValueError, RecursionError) as broken:
+        raise ProtocolError(f"the payload is no document: {broken}") from broken
