@@ -22,6 +22,7 @@ import msgpack
 from broker.errors import ProtocolError
 
 __all__ = [
+    "BULK",
     "MAX_CONTROL",
     "MAX_IDS",
     "MAX_PAYLOAD",
@@ -112,7 +113,10 @@ class Message(NamedTuple):
     payload: Payload | None = None
 
     def reply(
-        self, kind: Kind, payload: Payload | None = None, **body: Any
+        self,
+        kind: Kind,
+        body: Mapping[str, Any] = {},
+        payload: Payload | None = None,
     ) -> "Message":
         """Return a message of `kind` that answers this one."""
         return Message(
@@ -192,7 +196,6 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
             "owner": _raw(64),
             "operator": _optional(_raw(64)),
             "lease": _seconds(),
-            "release": _text(32),
         }
     ),
     Kind.SPAWN: Shape(
@@ -258,7 +261,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
         },
         payload=True,
     ),
-    Kind.WELCOME: Shape({"clock": _seconds(), "release": _text(32)}),
+    Kind.WELCOME: Shape({"clock": _seconds()}),
     Kind.REPLY: Shape(_ANYTHING, payload=None),
     Kind.ERROR: Shape({"code": _text(32), "values": _plain}, payload=None),
     Kind.CHUNK: Shape(
@@ -283,6 +286,19 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.POOL: Shape({}),
     Kind.POOL_GONE: Shape({}),
 }
+
+
+BULK: Final = frozenset(
+    {
+        Kind.WRITE,
+        Kind.CHUNK,
+        Kind.GAP,
+        Kind.EOF,
+        Kind.ABANDONED,
+        Kind.BROKEN,
+    }
+)
+"""The data lane. Everything else is control: it overtakes these in every queue."""
 
 
 def encode(message: Message) -> bytes:

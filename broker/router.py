@@ -1,0 +1,686 @@
+"""The broker's rules: who may ask what of which session, and what follows from a loss.
+
+Pure: `Router.handle(event, now)` returns the actions that the server carries out. The
+server translates sockets, pidfds and timers into events; no rule lives there.
+
+Theory of operation
+-------------------
+* A *client* is a connection that said hello; it has an owner key and maybe the operator
+  key. A *session* is one child under its integer id; it belongs to an owner key, and is
+  owned by the client that spawned it until it is dropped. A *slot* is one worker: idle,
+  or bound to exactly one session.
+* A session is registered, and its slot bound, before START leaves for the worker; it is
+  forgotten when the worker says IDLE (its tree is proven gone, its log released), or
+  when the pool says that the worker is gone.
+* Every request with a number is *pending* at its session until its answer passes by; a
+  worker's loss answers all that are pending. Readers are pending until CLOSED.
+* A drop (owner gone, handle collected, spawn cancelled) sends KILL with `release` and
+  leaves a tombstone for the spawn's token: a retry never starts a second child.
+* Commands of another epoch, or past their deadline, are refused and never forwarded.
+
+========  =====================================  =====================================
+state     reached by                             answers
+========  =====================================  =====================================
+starting  SPAWN accepted                         commands wait in the worker's leg
+running   REPLY to START                         everything is forwarded
+exited    EXITED pushed by the worker            everything is forwarded
+closed    CLOSED pushed by the worker            everything is forwarded
+leaving   KILL with release, or a drop           `SessionNotFound` for everything new
+lost      the worker is gone                     `WorkerLost`; KILL gets its receipt
+========  =====================================  =====================================
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
+
+from broker import errors
+from broker.wire import Kind, Message, pack
+
+FIRST_SESSION: Final = 1000
+TOMBSTONES: Final = 8192
+"""Spawn tokens remembered after their session: bounds memory, oldest go first."""
+IDLE_WORKERS: Final = 64
+"""Idle workers kept for re-use; more are retired (about 0.9 MiB each)."""
+DROP_TIMEOUT: Final = 5.0
+"""Seconds a worker may take to prove a dropped tree gone."""
+
+
+class Hello(NamedTuple):
+    """A peer proved which process it is and gave its keys."""
+
+    peer: bytes
+    owner: bytes
+    operator: bool
+    lease: float
+    request: int
+
+
+class FromClient(NamedTuple):
+    """A checked message came from a client's connection."""
+
+    peer: bytes
+    message: Message
+
+
+class ClientGone(NamedTuple):
+    """The client's process ended, or its lifeline was closed."""
+
+    peer: bytes
+
+
+class LeaseRenewed(NamedTuple):
+    """A client with a lease showed that its program still runs."""
+
+    peer: bytes
+
+
+class FromWorker(NamedTuple):
+    """A checked message came over a worker's leg."""
+
+    worker: int
+    message: Message
+
+
+class WorkerGone(NamedTuple):
+    """The worker is reaped; `proven` says that its orphans are too.
+
+    `errno` is not 0 when the worker could not even be forked.
+    """
+
+    worker: int
+    errno: int
+    proven: bool
+
+
+class PoolGone(NamedTuple):
+    """The pool died; the supervisor has ended its workers and their trees."""
+
+
+class PoolReady(NamedTuple):
+    """A pool takes FORK requests."""
+
+
+class Tick(NamedTuple):
+    """`next_deadline` has passed."""
+
+
+Event = (
+    Hello
+    | FromClient
+    | ClientGone
+    | LeaseRenewed
+    | FromWorker
+    | WorkerGone
+    | PoolGone
+    | PoolReady
+    | Tick
+)
+
+
+class ToClient(NamedTuple):
+    """Send `message` to a client's connection."""
+
+    peer: bytes
+    message: Message
+
+
+class ToWorker(NamedTuple):
+    """Send `message` over a worker's leg."""
+
+    worker: int
+    message: Message
+
+
+class Fork(NamedTuple):
+    """Make a leg, and have the pool fork this worker onto it."""
+
+    worker: int
+
+
+class Retire(NamedTuple):
+    """Close the worker's leg: it ends by itself."""
+
+    worker: int
+
+
+Action = ToClient | ToWorker | Fork | Retire
+
+
+class State(Enum):
+    """Where a session stands; see the module's table."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    EXITED = "exited"
+    CLOSED = "closed"
+    LEAVING = "leaving"
+    LOST = "lost"
+
+
+LIVE: Final = frozenset({State.STARTING, State.RUNNING, State.EXITED})
+
+
+class Ask(NamedTuple):
+    """A pending request: who asked, under which number."""
+
+    client: int
+    request: int
+
+
+@dataclass(slots=True)
+class Client:
+    """A connection that said hello."""
+
+    id: int
+    peer: bytes
+    owner: bytes
+    operator: bool
+    lease: float
+    lease_ends: float | None
+
+
+@dataclass(slots=True)
+class Session:
+    """One child, from the broker's side."""
+
+    id: int
+    client: int
+    owner: bytes
+    scope: str
+    token: str
+    worker: int
+    kill_on_drop: bool
+    state: State = State.STARTING
+    pending: dict[Ask, Kind] = field(default_factory=dict)
+    answer: Message | None = None
+
+
+class Router:
+    """Registry of clients, sessions and slots, and every rule between them.
+
+    Args:
+        epoch: this broker's incarnation; commands of another one are refused.
+        shared: whether children may outlive their client (`kill_on_drop=False`).
+        warm: idle workers kept ready.
+        capacity: live sessions that this broker takes at most.
+    """
+
+    def __init__(self, epoch: int, *, shared: bool, warm: int, capacity: int) -> None:
+        self.epoch = epoch
+        self.shared = shared
+        self.warm = warm
+        self.capacity = capacity
+        self.clients: dict[bytes, Client] = {}
+        self.peers: dict[int, bytes] = {}
+        self.sessions: dict[int, Session] = {}
+        self.slots: dict[int, int | None] = {}
+        self.idle: list[int] = []
+        self.tokens: OrderedDict[tuple[bytes, str], int | None] = OrderedDict()
+        self._last_client = 0
+        self._last_session = FIRST_SESSION - 1
+        self._last_worker = 0
+        self._now = 0.0
+        self._out: list[Action] = []
+
+    # -- the door ---------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take one event at time `now` (seconds, monotonic) and return what to do."""
+        self._now = now
+        self._out = []
+        match event:
+            case FromClient(peer, message):
+                self._from_client(peer, message)
+            case FromWorker(worker, message):
+                self._from_worker(worker, message)
+            case Hello():
+                self._hello(event)
+            case ClientGone(peer):
+                self._client_gone(peer)
+            case LeaseRenewed(peer):
+                self._renew(peer)
+            case WorkerGone(worker, errno, proven):
+                self._worker_gone(worker, errno, proven=proven)
+            case PoolGone():
+                for worker in list(self.slots):
+                    self._worker_gone(worker, 0, proven=True)
+            case PoolReady():
+                self._refill()
+            case Tick():
+                self._expire_leases()
+        return self._out
+
+    def next_deadline(self) -> float | None:
+        """Return when a `Tick` is wanted, None while nothing is due."""
+        ends = [c.lease_ends for c in self.clients.values() if c.lease_ends is not None]
+        return min(ends, default=None)
+
+    # -- clients ----------------------------------------------------------------
+
+    def _hello(self, hello: Hello) -> None:
+        if hello.peer in self.clients:
+            fault = errors.ProtocolError("this connection said hello before")
+            client = self.clients[hello.peer]
+            self._refuse(client, Message(Kind.HELLO, client.id, hello.request), fault)
+            return
+        self._last_client += 1
+        client = Client(
+            self._last_client,
+            hello.peer,
+            hello.owner,
+            hello.operator,
+            hello.lease,
+            None,
+        )
+        self.clients[hello.peer] = client
+        self.peers[client.id] = hello.peer
+        self._renew(hello.peer)
+        body = {"clock": self._now}
+        welcome = Message(
+            Kind.WELCOME, client.id, hello.request, 0, self.epoch, 0.0, body
+        )
+        self._out.append(ToClient(hello.peer, welcome))
+
+    def _renew(self, peer: bytes) -> None:
+        client = self.clients.get(peer)
+        if client is not None and client.lease > 0:
+            client.lease_ends = self._now + client.lease
+
+    def _expire_leases(self) -> None:
+        for client in self.clients.values():
+            if client.lease_ends is not None and client.lease_ends <= self._now:
+                client.lease_ends = None
+                self._drop_all(client)
+
+    def _client_gone(self, peer: bytes) -> None:
+        client = self.clients.pop(peer, None)
+        if client is None:
+            return
+        del self.peers[client.id]
+        self._drop_all(client)
+        for session in self.sessions.values():
+            self._stop_readers(session, client.id)
+
+    def _drop_all(self, client: Client) -> None:
+        for session in self._owned_by(client):
+            self._drop(session)
+
+    def _owned_by(self, client: Client) -> list[Session]:
+        return [s for s in self.sessions.values() if s.client == client.id]
+
+    def _stop_readers(self, session: Session, client: int) -> None:
+        gone = [ask for ask in session.pending if ask.client == client]
+        for ask in gone:
+            if session.pending.pop(ask) is Kind.OPEN:
+                body = {"target": ask.request}
+                stop = Message(Kind.STOP, client, 0, session.id, self.epoch, 0.0, body)
+                self._tell(session, stop)
+
+    # -- commands ---------------------------------------------------------------
+
+    def _from_client(self, peer: bytes, message: Message) -> None:
+        client = self.clients.get(peer)
+        if client is None:
+            fault: errors.EngineError = errors.ProtocolError("say HELLO first")
+            error = _error(message, fault)
+            self._out.append(ToClient(peer, error))
+            return
+        refusal = self._refusal(client, message)
+        if refusal is not None:
+            self._refuse(client, message, refusal)
+        elif message.kind in _FORWARDED:
+            self._forward(client, message)
+        else:
+            _ANSWERED[message.kind](self, client, message)
+
+    def _refusal(self, client: Client, message: Message) -> errors.EngineError | None:
+        if message.client != client.id:
+            return errors.ProtocolError("the client number is not this connection's")
+        if message.epoch != self.epoch:
+            return errors.BrokerLost("the command was meant for an earlier broker")
+        if message.deadline and message.deadline < self._now:
+            return errors.TimedOut(message.kind.name.lower(), 0.0)
+        if message.kind not in _FORWARDED and message.kind not in _ANSWERED:
+            return errors.ProtocolError(
+                f"{message.kind.name} is not a client's to send"
+            )
+        return None
+
+    def _refuse(
+        self, client: Client, message: Message, error: errors.EngineError
+    ) -> None:
+        if message.request:
+            self._out.append(ToClient(client.peer, _error(message, error)))
+
+    def _answer(self, client: Client, message: Message) -> None:
+        if message.request:
+            self._out.append(ToClient(client.peer, message))
+
+    def _spawn(self, client: Client, message: Message) -> None:
+        token = message.body["token"]
+        key = (client.owner, token)
+        if key in self.tokens:
+            self._spawn_again(client, message, self.tokens[key])
+            return
+        refusal = self._no_room(message)
+        if refusal is not None:
+            self._refuse(client, message, refusal)
+            return
+        self._last_session += 1
+        session = Session(
+            self._last_session,
+            client.id,
+            client.owner,
+            message.body["scope"],
+            token,
+            self._take_worker(),
+            message.body["kill_on_drop"],
+        )
+        self.sessions[session.id] = session
+        self.slots[session.worker] = session.id
+        self.tokens[key] = session.id
+        session.pending[Ask(client.id, message.request)] = Kind.SPAWN
+        if message.body["reader"] is not None:
+            session.pending[Ask(client.id, message.body["reader"])] = Kind.OPEN
+        body = {name: message.body[name] for name in ("reader", "chunks", "bytes")}
+        start = message._replace(kind=Kind.START, session=session.id, body=body)
+        self._tell(session, start)
+        self._refill()
+
+    def _no_room(self, message: Message) -> errors.EngineError | None:
+        if not message.body["kill_on_drop"] and not self.shared:
+            return errors.InvalidRequest(
+                "kill_on_drop", "False needs a shared broker: this one ends with you"
+            )
+        if len(self.sessions) >= self.capacity:
+            return errors.CapacityExceeded(
+                1.0, f"this broker holds its limit of {self.capacity} sessions"
+            )
+        return None
+
+    def _spawn_again(self, client: Client, message: Message, known: int | None) -> None:
+        session = self.sessions.get(known) if known is not None else None
+        if session is None or session.state in (State.LEAVING, State.LOST):
+            fault = errors.InvalidRequest(
+                "request_id",
+                "was used by a spawn that failed, was cancelled or is over",
+            )
+            self._refuse(client, message, fault)
+        elif session.answer is None:
+            session.pending[Ask(client.id, message.request)] = Kind.SPAWN
+        else:
+            again = session.answer._replace(client=client.id, request=message.request)
+            self._answer(client, again)
+
+    def _list(self, client: Client, message: Message) -> None:
+        scope = message.body["scope"]
+        ids = [
+            s.id
+            for s in self.sessions.values()
+            if s.state in LIVE
+            and self._may(client, s)
+            and (scope is None or s.scope == scope)
+        ]
+        self._answer(client, message.reply(Kind.REPLY, payload=pack(sorted(ids))))
+
+    def _info(self, client: Client, message: Message) -> None:
+        states = [session.state for session in self.sessions.values()]
+        counts = {
+            "sessions": len(states),
+            "live": sum(state in LIVE for state in states),
+            "clients": len(self.clients),
+            "workers": len(self.slots),
+            "idle": len(self.idle),
+            "capacity": self.capacity,
+            "shared": self.shared,
+        }
+        self._answer(client, message.reply(Kind.REPLY, counts))
+
+    def _drop_asked(self, client: Client, message: Message) -> None:
+        for number in message.body["sessions"]:
+            session = self.sessions.get(number)
+            if session is not None and session.client == client.id:
+                self._drop(session)
+        for token in message.body["tokens"]:
+            known = self.tokens.get((client.owner, token))
+            if known is not None and known in self.sessions:
+                self._drop(self.sessions[known])
+            else:
+                self._bury(client.owner, token)
+        self._answer(client, message.reply(Kind.REPLY))
+
+    def _may(self, client: Client, session: Session) -> bool:
+        return client.operator or client.owner == session.owner
+
+    def _forward(self, client: Client, message: Message) -> None:
+        session = self.sessions.get(message.session)
+        if session is None or not self._may(client, session):
+            self._refuse(client, message, errors.SessionNotFound())
+            return
+        if session.state is State.LEAVING:
+            self._refuse(client, message, errors.SessionNotFound())
+            return
+        if session.state is State.LOST:
+            self._answer_for_lost(client, session, message)
+            return
+        if message.request and message.kind is not Kind.CREDIT:
+            session.pending[Ask(client.id, message.request)] = message.kind
+        self._tell(session, message)
+        if message.kind is Kind.KILL and message.body["release"]:
+            session.state = State.LEAVING
+
+    def _answer_for_lost(
+        self, client: Client, session: Session, message: Message
+    ) -> None:
+        if message.kind is not Kind.KILL:
+            self._refuse(client, message, errors.WorkerLost())
+            return
+        self._answer(client, message.reply(Kind.REPLY, {"receipt": [0, 0, []]}))
+        if message.body["release"]:
+            self._forget(session)
+
+    # -- sessions ---------------------------------------------------------------
+
+    def _tell(self, session: Session, message: Message) -> None:
+        self._out.append(ToWorker(session.worker, message))
+
+    def _drop(self, session: Session) -> None:
+        """End a session whose owner is gone; harmless to repeat."""
+        if session.state is State.LEAVING:
+            return
+        if session.state is State.LOST:
+            self._forget(session)
+            return
+        if not session.kill_on_drop:
+            session.client = 0
+            close = Message(Kind.CLOSE_STDIN, 0, 0, session.id, self.epoch)
+            self._tell(session, close)
+            return
+        session.state = State.LEAVING
+        body = {
+            "grace": None,
+            "timeout": DROP_TIMEOUT,
+            "cause": "owner-drop",
+            "release": True,
+        }
+        kill = Message(Kind.KILL, 0, 0, session.id, self.epoch, 0.0, body)
+        self._tell(session, kill)
+
+    def _forget(self, session: Session) -> None:
+        self.sessions.pop(session.id, None)
+        self._bury(session.owner, session.token)
+
+    def _bury(self, owner: bytes, token: str) -> None:
+        """Remember a spawn that is over, so that its retry starts nothing."""
+        self.tokens[(owner, token)] = None
+        self.tokens.move_to_end((owner, token))
+        while len(self.tokens) > TOMBSTONES + len(self.sessions):
+            oldest, known = next(iter(self.tokens.items()))
+            self.tokens.pop(oldest)
+            if known is not None:  # its session still lives: it goes to the young end
+                self.tokens[oldest] = known
+
+    # -- workers ----------------------------------------------------------------
+
+    def _from_worker(self, worker: int, message: Message) -> None:
+        if worker not in self.slots:
+            return  # retired, or reported gone: what it still says concerns nobody
+        session = self.sessions.get(message.session)
+        if session is not None and session.worker != worker:
+            return  # I7: a worker speaks for its own session only
+        if message.kind is Kind.IDLE:
+            self._worker_idle(worker, session)
+        elif session is not None and message.kind in _ANSWERS:
+            self._note(session, message)
+            peer = self.peers.get(message.client or session.client)
+            if peer is not None:
+                self._out.append(ToClient(peer, message))
+
+    def _note(self, session: Session, message: Message) -> None:
+        """Keep the registry in step with what a worker's message says."""
+        kind = message.kind
+        if kind in (Kind.REPLY, Kind.ERROR):
+            asked = session.pending.pop(Ask(message.client, message.request), None)
+            if asked is Kind.SPAWN:
+                self._spawn_answered(session, message)
+        elif kind is Kind.CLOSED and message.request:
+            session.pending.pop(Ask(message.client, message.request), None)
+        elif session.state is not State.LEAVING and not message.request:
+            if kind is Kind.EXITED:
+                session.state = State.EXITED
+            elif kind is Kind.CLOSED:
+                session.state = State.CLOSED
+
+    def _spawn_answered(self, session: Session, message: Message) -> None:
+        waiting = [ask for ask, kind in session.pending.items() if kind is Kind.SPAWN]
+        for ask in waiting:
+            del session.pending[ask]
+            self._to(ask, message._replace(client=ask.client, request=ask.request))
+        if message.kind is Kind.ERROR:
+            self._forget(session)
+            return
+        session.answer = message
+        if session.state is State.STARTING:
+            session.state = State.RUNNING
+
+    def _to(self, ask: Ask, message: Message) -> None:
+        peer = self.peers.get(ask.client)
+        if peer is not None and ask.request:
+            self._out.append(ToClient(peer, message))
+
+    def _worker_idle(self, worker: int, session: Session | None) -> None:
+        if session is not None:
+            self._answer_pending(session, errors.SessionNotFound())
+            self._forget(session)
+        if worker in self.idle:
+            return
+        self.slots[worker] = None
+        if len(self.idle) < max(self.warm, IDLE_WORKERS):
+            self.idle.append(worker)
+        else:
+            del self.slots[worker]
+            self._out.append(Retire(worker))
+
+    def _worker_gone(self, worker: int, errno: int, *, proven: bool) -> None:
+        number = self.slots.pop(worker, None)
+        if worker in self.idle:
+            self.idle.remove(worker)
+        session = self.sessions.get(number) if number is not None else None
+        self._out.append(Retire(worker))
+        if session is None:
+            return
+        if session.state is State.STARTING:
+            error: errors.EngineError = (
+                errors.SpawnFailed(errno, "fork") if errno else errors.WorkerLost()
+            )
+            self._answer_pending(session, error)
+            self._forget(session)
+            return
+        self._answer_pending(session, errors.WorkerLost(), proven=proven)
+        if session.state is State.LEAVING:
+            self._forget(session)
+            return
+        session.state = State.LOST
+        peer = self.peers.get(session.client)
+        if peer is not None:
+            push = Message(Kind.ERROR, session.client, 0, session.id, self.epoch)
+            self._out.append(ToClient(peer, _error(push, errors.WorkerLost())))
+
+    def _answer_pending(
+        self, session: Session, error: errors.EngineError, *, proven: bool = False
+    ) -> None:
+        for ask, kind in session.pending.items():
+            base = Message(kind, ask.client, ask.request, session.id, self.epoch)
+            if kind is Kind.KILL and proven:
+                self._to(ask, base.reply(Kind.REPLY, {"receipt": [0, 0, []]}))
+            else:
+                self._to(ask, _error(base, error))
+        session.pending.clear()
+
+    def _take_worker(self) -> int:
+        """Return the worker that was idle for the shortest time, or fork one.
+
+        The last one used has its pages warm, and the first ones can be retired.
+        """
+        return self.idle.pop() if self.idle else self._fork()
+
+    def _fork(self) -> int:
+        self._last_worker += 1
+        self.slots[self._last_worker] = None
+        self._out.append(Fork(self._last_worker))
+        return self._last_worker
+
+    def _refill(self) -> None:
+        while len(self.idle) < self.warm:
+            self.idle.append(self._fork())
+
+
+def _error(message: Message, error: errors.EngineError) -> Message:
+    code, values = errors.encode(error)
+    return message.reply(Kind.ERROR, {"code": code, "values": values})
+
+
+Answer = Callable[[Router, Client, Message], None]
+
+_ANSWERED: Final[dict[Kind, Answer]] = {
+    Kind.SPAWN: Router._spawn,  # noqa: SLF001 - the table names the class's own cells
+    Kind.LIST: Router._list,  # noqa: SLF001
+    Kind.INFO: Router._info,  # noqa: SLF001
+    Kind.DROP: Router._drop_asked,  # noqa: SLF001
+}
+"""Commands that the broker answers itself."""
+
+
+def _kinds(*kinds: Kind) -> frozenset[Kind]:
+    return frozenset(kinds)
+
+
+_FORWARDED: Final = _kinds(
+    Kind.WRITE,
+    Kind.CLOSE_STDIN,
+    Kind.POLL,
+    Kind.READ,
+    Kind.OPEN,
+    Kind.CREDIT,
+    Kind.STOP,
+    Kind.KILL,
+    Kind.SIGNAL,
+    Kind.SNAPSHOT,
+)
+"""Commands that go to the session's worker, unread."""
+
+_ANSWERS: Final = _kinds(
+    Kind.REPLY,
+    Kind.ERROR,
+    Kind.CHUNK,
+    Kind.GAP,
+    Kind.EOF,
+    Kind.ABANDONED,
+    Kind.BROKEN,
+    Kind.EXITED,
+    Kind.CLOSED,
+)
+"""What a worker may send to a client."""
