@@ -1,0 +1,349 @@
+"""One child's life as rules: what follows from its exit, its streams, a kill, a timer.
+
+Pure: `Lifecycle.handle(event, now)` returns the actions that the session carries out,
+`next_deadline()` when a `Tick` is wanted. Three facts are kept apart: the end of the
+leader, the end of each stream, and the end of the whole tree.
+
+===========  ==========================  ==========================  ==================
+event        RUNNING                     EXITED                      CLOSED
+===========  ==========================  ==========================  ==================
+LeaderExited Report; EXITED              (impossible)                (impossible)
+TreeEmpty    (impossible)                answer kills, stop sweep    the same
+StreamDone   noted                       last one: Close             (impossible)
+Held         noted                       grace stands still          ignored
+Output       idle timer restarts         ignored                     ignored
+Kill         TERM+CONT, or Sweep         Sweep; empty: Answer        the same
+Interrupted  noted for the cause         ignored                     ignored
+Reaped       sweep at once               sweep at once               sweep at once
+Tick         timeout, escalation, sweep  grace: Abandon; leftovers   sweep
+===========  ==========================  ==========================  ==================
+
+After the leader's end its group may be empty and its number used again, so nothing is
+sent to the group any more: what is left of the tree is swept.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+SWEEP_FIRST: Final = 0.001
+"""Seconds between two walks of a tree that is being killed (exits also trigger one)."""
+SWEEP_LAST: Final = 1.0
+"""Seconds between walks once survivors do not go (D state, another user's)."""
+SIGINT: Final = 2
+SIGTERM: Final = 15
+SIGCONT: Final = 18
+
+
+class State(Enum):
+    """Where the child stands."""
+
+    RUNNING = "running"
+    EXITED = "exited"
+    CLOSED = "closed"
+
+
+class LeaderExited(NamedTuple):
+    """The leader was reaped, by `signal` unless 0; `empty`: it left nothing behind."""
+
+    signal: int
+    empty: bool
+
+
+class TreeEmpty(NamedTuple):
+    """Nothing below the worker is left: proven by the kernel."""
+
+
+class StreamDone(NamedTuple):
+    """A stream reached its end, broke, or was abandoned."""
+
+    stream: str
+
+
+class Held(NamedTuple):
+    """Reading is held back (or no longer) because a lossless reader is behind."""
+
+    held: bool
+
+
+class Output(NamedTuple):
+    """The child wrote something."""
+
+
+class Kill(NamedTuple):
+    """End the tree: politely first when `grace` (seconds) is given.
+
+    `key` is answered once the tree is gone, or after `timeout` seconds.
+    """
+
+    key: Hashable | None
+    grace: float | None
+    timeout: float
+    cause: str
+
+
+class Interrupted(NamedTuple):
+    """SIGINT was sent on request."""
+
+
+class Reaped(NamedTuple):
+    """Some process of the tree was reaped."""
+
+
+class Tick(NamedTuple):
+    """Time has passed."""
+
+
+Event = (
+    LeaderExited
+    | TreeEmpty
+    | StreamDone
+    | Held
+    | Output
+    | Kill
+    | Interrupted
+    | Reaped
+    | Tick
+)
+
+
+class SignalGroup(NamedTuple):
+    """Send a signal to the leader's group."""
+
+    number: int
+
+
+class Sweep(NamedTuple):
+    """Kill whatever is below the worker, once, top down."""
+
+
+class Abandon(NamedTuple):
+    """Take what is in the pipes at this moment, then stop reading them."""
+
+
+class Report(NamedTuple):
+    """The leader's end is final, with this cause."""
+
+    cause: str
+
+
+class Close(NamedTuple):
+    """Leader and streams have ended."""
+
+
+class Answer(NamedTuple):
+    """Answer the kill with this key; `proven`: the tree is gone."""
+
+    key: Hashable
+    proven: bool
+
+
+Action = SignalGroup | Sweep | Abandon | Report | Close | Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The times of one session, in seconds; None: never."""
+
+    post_exit_grace: float | None = 0.25
+    leftover: str = "kill"
+    leftover_delay: float = 0.25
+    timeout: float | None = None
+    idle_timeout: float | None = None
+    terminate_grace: float = 2.0
+    kill_timeout: float = 5.0
+
+
+class Lifecycle:
+    """The state machine of one child, from its start at time `now` on."""
+
+    def __init__(self, terms: Terms, streams: frozenset[str], now: float) -> None:
+        self.terms = terms
+        self.state = State.RUNNING
+        self.empty = False
+        self.sweeping = False
+        self._open = set(streams)
+        self._now = now
+        self._out: list[Action] = []
+        self._cause: str | None = None
+        self._interrupted = False
+        self._kills: list[tuple[Hashable, float]] = []
+        self._held = False
+        self._grace_ends: float | None = None
+        self._grace_left: float | None = None
+        self._escalate: float | None = None
+        self._leftovers_end: float | None = None
+        self._interval = SWEEP_FIRST
+        self._sweep_due: float | None = None
+        self._times_out = _after(now, terms.timeout)
+        self._idles_out = _after(now, terms.idle_timeout)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take one event at time `now` (seconds, monotonic) and return what to do."""
+        self._now = now
+        self._out = []
+        match event:
+            case LeaderExited():
+                self._leader_exited(event)
+            case TreeEmpty():
+                self._tree_empty()
+            case StreamDone(stream):
+                self._open.discard(stream)
+                self._close_when_done()
+            case Held(held):
+                self._hold(held=held)
+            case Output():
+                self._idles_out = _after(now, self.terms.idle_timeout)
+            case Kill():
+                self._kill(event)
+            case Interrupted():
+                self._interrupted = self.state is State.RUNNING
+            case Reaped():
+                self._reaped()
+            case Tick():
+                self._tick()
+        return self._out
+
+    def next_deadline(self) -> float | None:
+        """Return when a `Tick` is wanted, None while nothing is due."""
+        due = [end for _, end in self._kills]
+        due += [end for end in self._timers() if end is not None]
+        return min(due, default=None)
+
+    def _timers(self) -> tuple[float | None, ...]:
+        running = self.state is State.RUNNING
+        return (
+            self._escalate,
+            self._sweep_due,
+            self._grace_ends,
+            self._leftovers_end,
+            self._times_out if running else None,
+            self._idles_out if running else None,
+        )
+
+    # -- endings ----------------------------------------------------------------
+
+    def _leader_exited(self, event: LeaderExited) -> None:
+        self.state = State.EXITED
+        self._out.append(Report(self._final_cause(event.signal)))
+        self._escalate = None
+        if event.empty:
+            self._tree_empty()
+        elif self._cause is not None:
+            self._start_sweep()
+        elif self.terms.leftover == "kill":
+            self._leftovers_end = self._now + self.terms.leftover_delay
+        self._start_grace()
+        self._close_when_done()
+
+    def _final_cause(self, signal: int) -> str:
+        if self._cause is not None:
+            return self._cause
+        if self._interrupted and signal == SIGINT:
+            return "interrupted"
+        return "exited"
+
+    def _start_grace(self) -> None:
+        grace = self.terms.post_exit_grace
+        if grace is None or not self._open:
+            return
+        if self._held:
+            self._grace_left = grace
+        else:
+            self._grace_ends = self._now + grace
+
+    def _hold(self, *, held: bool) -> None:
+        if held is self._held:
+            return
+        self._held = held
+        if held and self._grace_ends is not None:
+            self._grace_left = max(0.0, self._grace_ends - self._now)
+            self._grace_ends = None
+        elif not held and self._grace_left is not None:
+            self._grace_ends = self._now + self._grace_left
+            self._grace_left = None
+
+    def _close_when_done(self) -> None:
+        if self.state is State.EXITED and not self._open:
+            self.state = State.CLOSED
+            self._grace_ends = self._grace_left = None
+            self._out.append(Close())
+
+    def _tree_empty(self) -> None:
+        self.empty = True
+        self.sweeping = False
+        self._sweep_due = self._leftovers_end = self._escalate = None
+        self._out.extend(Answer(key, proven=True) for key, _ in self._kills)
+        self._kills.clear()
+
+    # -- killing ----------------------------------------------------------------
+
+    def _kill(self, kill: Kill) -> None:
+        if self.empty:
+            if kill.key is not None:
+                self._out.append(Answer(kill.key, proven=True))
+            return
+        if self._cause is None:
+            self._cause = kill.cause
+        if kill.key is not None:
+            patience = kill.timeout + (kill.grace or 0.0)
+            self._kills.append((kill.key, self._now + patience))
+        if self.sweeping:
+            return
+        if kill.grace is None or self.state is not State.RUNNING:
+            self._start_sweep()
+        elif self._escalate is None:
+            self._out += [SignalGroup(SIGTERM), SignalGroup(SIGCONT)]
+            self._escalate = self._now + kill.grace
+        else:
+            self._escalate = min(self._escalate, self._now + kill.grace)
+
+    def _start_sweep(self) -> None:
+        self.sweeping = True
+        self._escalate = self._leftovers_end = None
+        self._interval = SWEEP_FIRST
+        self._sweep()
+
+    def _sweep(self) -> None:
+        self._out.append(Sweep())
+        self._sweep_due = self._now + self._interval
+        self._interval = min(self._interval * 2, SWEEP_LAST)
+
+    def _reaped(self) -> None:
+        if self.sweeping:
+            self._interval = SWEEP_FIRST
+            self._sweep()
+
+    # -- timers -----------------------------------------------------------------
+
+    def _tick(self) -> None:
+        if self.state is State.RUNNING:
+            self._check_timeouts()
+        if _past(self._escalate, self._now) or _past(self._leftovers_end, self._now):
+            self._start_sweep()
+        elif self.sweeping and _past(self._sweep_due, self._now):
+            self._sweep()
+        if _past(self._grace_ends, self._now):
+            self._grace_ends = None
+            self._out.append(Abandon())
+        self._give_up_on_kills()
+
+    def _check_timeouts(self) -> None:
+        if _past(self._times_out, self._now) or _past(self._idles_out, self._now):
+            self._times_out = self._idles_out = None
+            grace = self.terms.terminate_grace
+            self._kill(Kill(None, grace, self.terms.kill_timeout, "timeout"))
+
+    def _give_up_on_kills(self) -> None:
+        late = [key for key, end in self._kills if end <= self._now]
+        self._kills = [(key, end) for key, end in self._kills if end > self._now]
+        self._out.extend(Answer(key, proven=False) for key in late)
+
+
+def _after(now: float, delay: float | None) -> float | None:
+    return None if delay is None else now + delay
+
+
+def _past(end: float | None, now: float) -> bool:
+    return end is not None and end <= now

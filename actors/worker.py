@@ -1,0 +1,253 @@
+"""The worker: one selector loop that owns one child at a time.
+
+The pool forks it with two sockets: its *leg* to the broker, over which all commands and
+all output go, and its *control pair* to the pool. Each is also a lifeline. Whatever is
+lost, the worker ends its child's whole tree and then itself:
+
+================  ==========================================
+lost              noticed by
+================  ==========================================
+broker            end of file on the leg
+pool, supervisor  end of file on the control pair
+broker hangs      its stamp on the shared lease page is old
+================  ==========================================
+
+Everything the child starts and abandons becomes a child of this process (it is a
+subreaper), so that "no children are left" from the kernel proves that the tree is gone.
+Nothing else here reaps.
+"""
+
+import _socket
+import os
+import select
+import signal
+import time
+from typing import Any, Final, NoReturn
+
+from broker.pipe import Leg, LegClosed
+
+from actors.session import Ask, Session, read_launch
+from broker import errors, lease, tree
+from broker.wire import BULK, Kind, Message
+
+CONGESTED: Final = 256 * 1024
+"""Bytes queued on the leg from which on bulk output waits in the log."""
+END_TIMEOUT: Final = 5.0
+"""Seconds to end the tree after a lifeline broke; the pool's sweep is behind it."""
+
+
+class Worker:
+    """The actor: its leg, its session, its clock."""
+
+    def __init__(self, leg: Leg, control: int, stamp: lease.Page) -> None:
+        self.leg = leg
+        self.control = control
+        self.stamp = stamp
+        self.session: Session | None = None
+        self.poller = select.poll()
+        self.watching: dict[int, int] = {}
+        self.wake, wake_write = os.pipe()
+        for fd in (self.wake, wake_write):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self.lease_check = 0.0
+
+    # -- the leg, as the session sees it ----------------------------------------
+
+    def send(self, message: Message) -> None:
+        """Send over the leg; a reader's own messages keep their order."""
+        in_order = message.kind in BULK or (
+            message.request and message.kind in (Kind.EXITED, Kind.CLOSED)
+        )
+        self.leg.send(message, urgent=not in_order)
+
+    def room(self) -> bool:
+        """Return whether the leg takes more bulk output now."""
+        return self.leg.queued < CONGESTED
+
+    # -- the loop ---------------------------------------------------------------
+
+    def run(self) -> NoReturn:
+        """Serve until a lifeline breaks, then end the tree and this process."""
+        try:
+            while True:
+                self._turn()
+        except LegClosed:
+            self._end()
+
+    def _turn(self) -> None:
+        self._watch()
+        ready = self.poller.poll(self._timeout())
+        for fd, _ in ready:
+            if fd == self.leg.fileno():
+                self._on_leg()
+            elif fd == self.wake:
+                os.read(self.wake, 4096)
+                self._reap()
+            elif fd == self.control:
+                raise LegClosed
+            elif self.session is not None:
+                self.session.ready(fd, time.monotonic())
+        self._on_time()
+        self._release()
+
+    def _watch(self) -> None:
+        leg_events = select.POLLIN | (select.POLLOUT if self.leg.queued else 0)
+        wanted = {
+            self.leg.fileno(): leg_events,
+            self.wake: select.POLLIN,
+            self.control: select.POLLIN,
+        }
+        if self.session is not None:
+            wanted.update(self.session.watched())
+        if wanted == self.watching:
+            return
+        for fd in self.watching.keys() - wanted.keys():
+            self.poller.unregister(fd)
+        for fd, events in wanted.items():
+            self.poller.register(fd, events)
+        self.watching = wanted
+
+    def _timeout(self) -> int | None:
+        """Return milliseconds until something is due, rounded up; None: never."""
+        if self.session is None:
+            return None
+        due = self.session.next_deadline()
+        ends = self.lease_check if due is None else min(due, self.lease_check)
+        return max(0, int((ends - time.monotonic()) * 1000) + 1)
+
+    def _on_leg(self) -> None:
+        congested = not self.room()
+        self.leg.flush()
+        for message in self.leg.receive():
+            self._command(message)
+        if congested and self.room() and self.session is not None:
+            self.session.pump(time.monotonic())
+
+    def _on_time(self) -> None:
+        session = self.session
+        if session is None:
+            return
+        now = time.monotonic()
+        due = session.next_deadline()
+        if due is not None and due <= now:
+            session.tick(now)
+        if now >= self.lease_check:
+            self._check_lease(now)
+
+    def _check_lease(self, now: float) -> None:
+        """End everything when the broker has not stamped the page for a whole lease.
+
+        A late check of our own (a stopped machine, a stopped worker) proves nothing:
+        the page is looked at again one renewal later before anything is killed.
+        """
+        late = now - self.lease_check > lease.RENEWAL
+        self.lease_check = now + lease.RENEWAL
+        if not late and self.stamp.age(now) > lease.DURATION:
+            raise LegClosed
+
+    # -- commands ---------------------------------------------------------------
+
+    def _command(self, message: Message) -> None:
+        session = self.session
+        if message.kind is Kind.START:
+            self._start(message)
+        elif session is not None and session.number == message.session:
+            session.command(message, time.monotonic())
+        elif message.request:
+            self._refuse(message, errors.SessionNotFound())
+
+    def _refuse(self, message: Message, error: errors.EngineError) -> None:
+        code, values = errors.encode(error)
+        self.send(message.reply(Kind.ERROR, {"code": code, "values": values}))
+
+    def _start(self, message: Message) -> None:
+        ask = Ask(message.client, message.request)
+        try:
+            launch = read_launch(message)
+            session = Session(message.session, message.epoch, launch, self)
+            session.start(time.monotonic)
+        except errors.EngineError as error:
+            self._refuse(message, error)
+            self._idle(message.session, message.epoch)
+            return
+        self.session = session
+        self.lease_check = time.monotonic() + lease.RENEWAL
+        reader = message.body["reader"]
+        if reader is not None:
+            session.open(Ask(ask.client, reader), 0, message.body, capture=True)
+        body = {
+            "pid": session.process.pid,
+            "started": session.started,
+            "stdin": session.process.stdin is not None,
+        }
+        self.send(message.reply(Kind.REPLY, body))
+
+    def _idle(self, number: int, epoch: int) -> None:
+        self.send(Message(Kind.IDLE, 0, 0, number, epoch))
+
+    def _release(self) -> None:
+        """Go idle once the session is released and its tree is proven gone."""
+        session = self.session
+        if session is not None and session.over:
+            session.finish()
+            self.session = None
+            self._idle(session.number, session.epoch)
+
+    # -- reaping ----------------------------------------------------------------
+
+    def _reap(self) -> None:
+        session = self.session
+        now = time.monotonic()
+        for pid, status, usage in reaped():
+            if session is not None:
+                session.on_reaped(pid, status, usage, now)
+        if session is not None:
+            session.on_reaped_all(now, empty=not has_children())
+
+    def _end(self) -> NoReturn:
+        if self.session is not None:
+            end_tree(END_TIMEOUT)
+        os._exit(0)
+
+
+def reaped() -> list[tuple[int, int, Any]]:
+    """Reap every child that has ended: pid, wait status, resource usage."""
+    found = []
+    while True:
+        try:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        found.append((pid, status, usage))
+
+
+def has_children() -> bool:
+    """Return whether this process has any child; the kernel's answer is the proof."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def end_tree(timeout: float) -> bool:
+    """Kill and reap everything below this process; return whether all is gone."""
+    sweep = tree.Sweep()
+    ends = time.monotonic() + timeout
+    while has_children():
+        sweep.step()
+        reaped()
+        if time.monotonic() >= ends:
+            return False
+        select.poll().poll(1)  # victims need a moment to exit
+    return True
+
+
+def main(leg: int, control: int, stamp: lease.Page) -> NoReturn:
+    """Be a worker on these descriptors; called by the pool right after its fork."""
+    tree.become_subreaper()
+    Worker(Leg(_socket.socket(fileno=leg)), control, stamp).run()

@@ -1,0 +1,43 @@
+"""The lease page: one number in shared memory by which the broker shows that it runs.
+
+The broker stamps it every `RENEWAL` seconds with its monotonic clock; a worker whose
+page has not changed for `DURATION` ends its tree. One page serves every worker of a
+machine: no message, no wake-up of the pool, nothing that grows with the sessions.
+"""
+
+import mmap
+import os
+import struct
+import time
+from typing import Final
+
+DURATION: Final = 10.0
+"""Seconds without a stamp after which a broker counts as dead."""
+RENEWAL: Final = 3.0
+"""Seconds between two stamps, and between two looks at the page."""
+
+_STAMP: Final = struct.Struct("d")
+
+
+class Page:
+    """A mapped lease page; `fd` is a memfd that the supervisor made."""
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, _STAMP.size)
+
+    def stamp(self, now: float) -> None:
+        """Show that the broker runs at time `now` (monotonic seconds)."""
+        _STAMP.pack_into(self._map, 0, now)
+
+    def age(self, now: float) -> float:
+        """Return the seconds since the last stamp."""
+        (stamped,) = _STAMP.unpack_from(self._map, 0)
+        return now - float(stamped)
+
+
+def create() -> int:
+    """Return the descriptor of a fresh page, stamped now."""
+    fd = os.memfd_create("creche-lease", os.MFD_CLOEXEC)
+    os.ftruncate(fd, _STAMP.size)
+    Page(fd).stamp(time.monotonic())
+    return fd

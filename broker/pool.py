@@ -1,0 +1,214 @@
+"""The pool: a small process that forks workers, and reaps and sweeps what they leave.
+
+It is executed clean (`python -I -S`), imports the worker once, and then forks: a fork of
+a small process with frozen objects takes 0.4 ms and costs what it touches. It must never
+import zmq, asyncio, psutil or multiprocess.
+
+It is a subreaper. Its known children are its workers; *any other direct child is an
+orphan of a dead worker*, killed with everything below it. A worker is reported GONE only
+when it is reaped and no orphan is left.
+
+Losing the supervisor (end of file on `lifeline`) ends it: each worker sees the end of
+its own control pair and ends its tree; what remains is swept.
+"""
+
+import _socket
+import gc
+import importlib
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from broker import lease, tree
+from broker.pipe import Leg, LegClosed
+from broker.wire import Kind, Message
+
+END_TIMEOUT: Final = 6.0
+"""Seconds that workers get to end their trees; a second more than they give themselves."""
+PROOF_TIMEOUT: Final = 5.0
+"""Seconds after which a lost worker is reported although orphans of it survive."""
+SWEEP_PAUSE: Final = 1
+"""Milliseconds between walks while orphans are left (exits also trigger one)."""
+
+Main = Callable[[int, int, lease.Page], NoReturn]
+
+
+class Pool:
+    """The zygote's loop: forks on request, reaps, sweeps, reports."""
+
+    def __init__(self, leg: Leg, lifeline: int, stamp: lease.Page, main: Main) -> None:
+        self.leg = leg
+        self.lifeline = lifeline
+        self.stamp = stamp
+        self.main = main
+        self.workers: dict[int, tuple[int, _socket.socket]] = {}
+        self.lost: dict[int, float] = {}
+        self.sweep = tree.Sweep(self.workers.keys)
+        self.broker_gone = False
+        self.soft_limit = raise_file_limit()
+        self.wake = wake_on_child()
+
+    def run(self) -> None:
+        """Serve until the supervisor is gone, then see every worker off."""
+        poller = select.poll()
+        for fd in (self.leg.fileno(), self.lifeline, self.wake):
+            poller.register(fd, select.POLLIN)
+        while True:
+            ready = dict(poller.poll(SWEEP_PAUSE if self.lost else None))
+            if self.lifeline in ready:
+                break
+            if self.wake in ready:
+                os.read(self.wake, 4096)
+            if self.leg.fileno() in ready and not self._requests():
+                poller.unregister(self.leg.fileno())
+            self._reap()
+            self._sweep()
+        self._end()
+
+    # -- forking ----------------------------------------------------------------
+
+    def _requests(self) -> bool:
+        """Carry out what the broker asks; False once the broker is gone."""
+        try:
+            for message, fds in self.leg.receive():
+                self._fork(message.body["worker"], fds[0])
+        except LegClosed:
+            self.broker_gone = True
+        return not self.broker_gone
+
+    def _fork(self, worker: int, leg: int) -> None:
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            ours.close()
+            self._report(worker, error.errno or 0, proven=True)
+        else:
+            if pid == 0:
+                self._become_worker(leg, theirs.fileno())
+            self.workers[pid] = (worker, ours)
+        theirs.close()
+        os.close(leg)
+
+    def _become_worker(self, leg: int, control: int) -> NoReturn:
+        """Run a worker in the forked copy; nothing of the pool's is kept open."""
+        try:
+            signal.set_wakeup_fd(-1)
+            close_all_but(leg, control)
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self.soft_limit, hard))
+            self.main(leg, control, self.stamp)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(70)
+
+    # -- losing -----------------------------------------------------------------
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self.workers:
+                worker, control = self.workers.pop(pid)
+                control.close()
+                self.lost[worker] = time.monotonic()
+
+    def _sweep(self) -> None:
+        if not self.lost:
+            return
+        clean = self.sweep.step()
+        if clean:
+            for worker in self.lost:
+                self._report(worker, 0, proven=True)
+            self.lost.clear()
+            return
+        late = time.monotonic() - PROOF_TIMEOUT
+        for worker in [w for w, since in self.lost.items() if since < late]:
+            del self.lost[worker]
+            self._report(worker, 0, proven=False)
+
+    def _report(self, worker: int, errno: int, *, proven: bool) -> None:
+        if not self.broker_gone:
+            body = {"worker": worker, "errno": errno, "proven": proven}
+            self.leg.send(Message(Kind.GONE, body=body))
+
+    def _end(self) -> None:
+        for _, control in self.workers.values():
+            control.close()
+        ends = time.monotonic() + END_TIMEOUT
+        while self.workers and time.monotonic() < ends:
+            self._wait_child()
+        everything = tree.Sweep()
+        ends = time.monotonic() + PROOF_TIMEOUT
+        while not everything.step() and time.monotonic() < ends:
+            self._wait_child(SWEEP_PAUSE)
+
+    def _wait_child(self, milliseconds: int = 50) -> None:
+        poller = select.poll()
+        poller.register(self.wake, select.POLLIN)
+        if poller.poll(milliseconds):
+            os.read(self.wake, 4096)
+        self._reap()
+
+
+def wake_on_child() -> int:
+    """Return a descriptor that becomes readable at each SIGCHLD."""
+    wake, write = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    return wake
+
+
+def raise_file_limit() -> int:
+    """Raise the soft limit of open files to the hard one; return what it was."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
+
+
+def close_all_but(*keep: int) -> None:
+    """Close every descriptor above 2 that is not kept."""
+    low = 3
+    for fd in sorted(keep):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def reset_signals() -> None:
+    """Give every signal its default action and unblock all.
+
+    Who started the engine may have ignored or blocked some; a child inherits that.
+    """
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) is not signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def main(leg: int, lifeline: int, page: int, target: str) -> NoReturn:
+    """Be the pool on these inherited descriptors; `target` is `module:function`."""
+    for fd in (leg, lifeline, page):
+        os.set_inheritable(fd, False)
+    reset_signals()
+    tree.become_subreaper()
+    module, name = target.split(":")
+    function: Main = getattr(importlib.import_module(module), name)
+    stamp = lease.Page(page)
+    gc.collect()
+    gc.freeze()  # a collection in a worker would otherwise touch, so copy, every page
+    Pool(Leg(_socket.socket(fileno=leg)), lifeline, stamp, function).run()
+    os._exit(0)

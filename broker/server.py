@@ -1,0 +1,449 @@
+"""The broker's loop: sockets, pidfds and timers become events, actions become sends.
+
+No rule lives here; `router` decides. Nothing here ever blocks but the one epoll wait:
+every send is non-blocking, and what a peer does not take is queued for that peer alone,
+control before data. How much that can be is bounded by the credit that readers give and
+by the answers they asked for.
+"""
+
+import _socket
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any, Final, NoReturn
+
+import zmq
+
+from broker import auth, errors, lease, pool, router, wire
+from broker.pipe import Leg, LegClosed
+from broker.wire import BULK, Kind, Message
+
+DRAIN: Final = 64
+"""Messages taken from the clients' socket before other descriptors get their turn."""
+QUEUE: Final = 256
+"""Messages that libzmq may hold per client; the rest waits in this process."""
+RETRY: Final = 0.005
+"""Seconds until a client that took nothing is tried again."""
+SESSION_FDS: Final = 2
+"""Descriptors of this process per session: its leg, and the one on its way to the pool."""
+SPARE_FDS: Final = 200
+TICKET: Final = 16
+
+
+class Lifeline:
+    """A client's raw connection: it proves the process, and its end is the client's."""
+
+    def __init__(self, sock: socket.socket, pidfd: int) -> None:
+        self.sock = sock
+        self.pidfd = pidfd
+        self.ticket = secrets.token_bytes(TICKET)
+        self.peer: bytes | None = None
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        self.sock.close()
+
+
+class Outbox:
+    """What one client has not taken yet: control, then data."""
+
+    def __init__(self) -> None:
+        self.control: deque[list[Any]] = deque()
+        self.data: deque[list[Any]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self.control or self.data)
+
+    def put(self, message: Message, frames: list[Any]) -> None:
+        (self.data if in_data_lane(message) else self.control).append(frames)
+
+    def next(self) -> deque[list[Any]]:
+        return self.control or self.data
+
+
+def in_data_lane(message: Message) -> bool:
+    """Return whether a message for a client keeps its place behind output.
+
+    A reader's own Exited and Closed come after its chunks.
+    """
+    ends = message.kind in (Kind.EXITED, Kind.CLOSED) and message.request != 0
+    return ends or message.kind in BULK
+
+
+class Server:
+    """Everything that the broker process holds open."""
+
+    def __init__(
+        self, rules: router.Router, clients: Any, control: Leg, page: lease.Page
+    ) -> None:
+        self.rules = rules
+        self.clients = clients
+        self.control = control
+        self.page = page
+        self.epoll = select.epoll()
+        self.handlers: dict[int, Any] = {}
+        self.legs: dict[int, Leg] = {}
+        self.pool: Leg | None = None
+        self.outboxes: dict[bytes, Outbox] = {}
+        self.tickets: dict[bytes, Lifeline] = {}
+        self.lifelines: dict[bytes, Lifeline] = {}
+        self.unsent_forks: list[tuple[int, _socket.socket]] = []
+        self.operator_key = b""
+        self.renew_at = 0.0
+        self.more_from_clients = False
+        self._due: deque[router.Event] = deque()
+
+    # -- the loop ---------------------------------------------------------------
+
+    def watch(self, fd: int, handler: Any, events: int = select.EPOLLIN) -> None:
+        """Call `handler(events)` when `fd` is ready."""
+        self.handlers[fd] = handler
+        self.epoll.register(fd, events)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching `fd`, before it is closed."""
+        if self.handlers.pop(fd, None) is not None:
+            self.epoll.unregister(fd)
+
+    def run(self) -> NoReturn:
+        """Serve until the process is ended."""
+        # zmq's descriptor is edge-triggered: look once before the first wait.
+        self.on_clients(0)
+        while True:
+            for fd, events in self.epoll.poll(self._timeout()):
+                handler = self.handlers.get(fd)
+                if handler is not None:
+                    handler(events)
+            self._on_time()
+            # A send may have swallowed the edge that announces the next message.
+            self.on_clients(0)
+
+    def _timeout(self) -> float:
+        if self.more_from_clients:
+            return 0.0
+        now = time.monotonic()
+        ends = [self.renew_at]
+        due = self.rules.next_deadline()
+        if due is not None:
+            ends.append(due)
+        if self.outboxes:
+            ends.append(now + RETRY)
+        return max(0.0, min(ends) - now)
+
+    def _on_time(self) -> None:
+        now = time.monotonic()
+        if now >= self.renew_at:
+            self.page.stamp(now)
+            self.renew_at = now + lease.RENEWAL
+        due = self.rules.next_deadline()
+        if due is not None and due <= now:
+            self.happen(router.Tick())
+        for peer in list(self.outboxes):
+            self._flush(peer)
+
+    def happen(self, event: router.Event) -> None:
+        """Let the rules take an event, and carry out what they say."""
+        self._due.append(event)
+        if len(self._due) > 1:
+            return  # carrying out an action made it happen: it is next
+        while self._due:
+            for action in self.rules.handle(self._due[0], time.monotonic()):
+                self._carry_out(action)
+            self._due.popleft()
+
+    def _carry_out(self, action: router.Action) -> None:
+        match action:
+            case router.ToClient(peer, message):
+                self._send(peer, message)
+            case router.ToWorker(worker, message):
+                self._tell(worker, message)
+            case router.Fork(worker):
+                self._fork(worker)
+            case router.Retire(worker):
+                self._close_leg(worker)
+
+    # -- clients ----------------------------------------------------------------
+
+    def on_clients(self, _: int) -> None:
+        """Take what clients sent, a bounded number at a time."""
+        for _turn in range(DRAIN):
+            try:
+                frames = self.clients.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self.more_from_clients = False
+                return
+            self._from_client(frames[0], frames[1:])
+        self.more_from_clients = True
+
+    def _from_client(self, peer: bytes, frames: list[bytes]) -> None:
+        if len(peer) != 5 or peer[0] != 0:
+            return  # a routing id of its own choice: it might be somebody's
+        try:
+            if not 1 <= len(frames) <= 2:
+                raise errors.ProtocolError("a message has one or two frames")
+            message = wire.decode(frames[0], frames[1] if len(frames) == 2 else None)
+        except errors.ProtocolError as broken:
+            self._refuse(peer, wire.salvage(frames[0]) if frames else 0, broken)
+            return
+        if message.kind is Kind.HELLO:
+            self._hello(peer, message)
+        else:
+            self.happen(router.FromClient(peer, message))
+
+    def _refuse(self, peer: bytes, request: int, error: errors.EngineError) -> None:
+        code, values = errors.encode(error)
+        body = {"code": code, "values": values}
+        self._send(peer, Message(Kind.ERROR, 0, request, body=body))
+
+    def _hello(self, peer: bytes, message: Message) -> None:
+        body = message.body
+        line = self.tickets.pop(body["ticket"], None)
+        if line is None:
+            fault = errors.ProtocolError("the ticket is not one of lifeline.sock")
+            self._refuse(peer, message.request, fault)
+            return
+        operator = body["operator"] is not None
+        if operator and not secrets.compare_digest(body["operator"], self.operator_key):
+            fault = errors.ProtocolError("the operator key is wrong")
+            self._refuse(peer, message.request, fault)
+            self._end_lifeline(line)
+            return
+        line.peer = peer
+        self.lifelines[peer] = line
+        self.happen(
+            router.Hello(peer, body["owner"], operator, body["lease"], message.request)
+        )
+
+    def _send(self, peer: bytes, message: Message) -> None:
+        frames: list[Any] = [peer, wire.encode(message)]
+        if message.payload is not None:
+            frames.append(message.payload)
+        outbox = self.outboxes.get(peer)
+        if outbox is None:
+            if self._offer(frames):
+                return
+            outbox = self.outboxes[peer] = Outbox()
+        outbox.put(message, frames)
+
+    def _offer(self, frames: list[Any]) -> bool:
+        """Hand a message to libzmq; False when this client's queue is full."""
+        try:
+            self.clients.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as gone:
+            if gone.errno != zmq.EHOSTUNREACH:
+                raise
+        return True
+
+    def _flush(self, peer: bytes) -> None:
+        outbox = self.outboxes[peer]
+        while outbox:
+            queue = outbox.next()
+            if not self._offer(queue[0]):
+                return
+            queue.popleft()
+        del self.outboxes[peer]
+
+    # -- lifelines --------------------------------------------------------------
+
+    def on_lifeline(self, listener: socket.socket) -> None:
+        """Accept a client's lifeline and hand out its ticket."""
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        sock.setblocking(False)
+        try:
+            who = auth.peer_pidfd(sock)
+        except ProcessLookupError:
+            sock.close()
+            return
+        line = Lifeline(sock, who.pidfd)
+        if who.uid != os.geteuid():
+            line.close()
+            return
+        self.tickets[line.ticket] = line
+        with suppress(OSError):  # gone already: its end is seen below
+            sock.send(line.ticket)
+        self.watch(sock.fileno(), lambda _: self._on_line(line))
+        self.watch(who.pidfd, lambda _: self._end_lifeline(line))
+
+    def _on_line(self, line: Lifeline) -> None:
+        try:
+            data = line.sock.recv(64)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._end_lifeline(line)
+        elif line.peer is not None:
+            self.happen(router.LeaseRenewed(line.peer))
+
+    def _end_lifeline(self, line: Lifeline) -> None:
+        if line.sock.fileno() < 0:
+            return
+        self.unwatch(line.sock.fileno())
+        self.unwatch(line.pidfd)
+        line.close()
+        self.tickets.pop(line.ticket, None)
+        if line.peer is not None:
+            self.lifelines.pop(line.peer, None)
+            self.outboxes.pop(line.peer, None)
+            self.happen(router.ClientGone(line.peer))
+
+    # -- workers ----------------------------------------------------------------
+
+    def _fork(self, worker: int) -> None:
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        leg = Leg(ours)
+        self.legs[worker] = leg
+        self.watch(leg.fileno(), lambda events: self._on_leg(worker, events))
+        self.unsent_forks.append((worker, theirs))
+        self._send_forks()
+
+    def _send_forks(self) -> None:
+        if self.pool is None:
+            return
+        while self.unsent_forks:
+            worker, theirs = self.unsent_forks.pop(0)
+            message = Message(Kind.FORK, body={"worker": worker})
+            self.pool.send(message, fds=(theirs.fileno(),))
+            theirs.close()
+        self._watch_writes(self.pool)
+
+    def _tell(self, worker: int, message: Message) -> None:
+        leg = self.legs.get(worker)
+        if leg is not None:
+            leg.send(message, urgent=message.kind not in BULK)
+            self._watch_writes(leg)
+
+    def _watch_writes(self, leg: Leg) -> None:
+        if leg.fileno() in self.handlers:
+            events = select.EPOLLIN | (select.EPOLLOUT if leg.queued else 0)
+            self.epoll.modify(leg.fileno(), events)
+
+    def _on_leg(self, worker: int, events: int) -> None:
+        leg = self.legs.get(worker)
+        if leg is None:
+            return
+        if events & select.EPOLLOUT:
+            leg.flush()
+            self._watch_writes(leg)
+        if not events & ~select.EPOLLOUT:
+            return
+        try:
+            for message, _fds in leg.receive():
+                self.happen(router.FromWorker(worker, message))
+        except (LegClosed, errors.ProtocolError):
+            # The pool tells when the worker is reaped and its orphans are gone.
+            self._close_leg(worker)
+
+    def _close_leg(self, worker: int) -> None:
+        leg = self.legs.pop(worker, None)
+        if leg is not None:
+            self.unwatch(leg.fileno())
+            leg.close()
+
+    # -- pool and supervisor ----------------------------------------------------
+
+    def use_pool(self, sock: _socket.socket) -> None:
+        """Take a pool that is up, or comes up."""
+        self.pool = Leg(sock)
+        self.watch(self.pool.fileno(), self._on_pool)
+        self._send_forks()
+        self.happen(router.PoolReady())
+
+    def _on_pool(self, events: int) -> None:
+        if self.pool is None:
+            return
+        if events & select.EPOLLOUT:
+            self.pool.flush()
+            self._watch_writes(self.pool)
+        if not events & ~select.EPOLLOUT:
+            return
+        try:
+            for message, _fds in self.pool.receive():
+                body = message.body
+                gone = router.WorkerGone(body["worker"], body["errno"], body["proven"])
+                self.happen(gone)
+        except LegClosed:
+            self._lose_pool()
+
+    def _lose_pool(self) -> None:
+        """Stop using a dead pool; the supervisor tells when it is swept."""
+        if self.pool is not None:
+            self.unwatch(self.pool.fileno())
+            self.pool.close()
+            self.pool = None
+
+    def on_supervisor(self, _: int) -> None:
+        """Take word of a lost or a new pool; without a supervisor, end."""
+        try:
+            for message, fds in self.control.receive():
+                if message.kind is Kind.POOL_GONE:
+                    self._lose_pool()
+                    self.happen(router.PoolGone())
+                elif message.kind is Kind.POOL:
+                    self.use_pool(_socket.socket(fileno=fds[0]))
+        except LegClosed:
+            os._exit(0)
+
+
+def open_socket(listener: socket.socket, path: bytes) -> Any:
+    """Return the clients' ROUTER socket on an already listening descriptor."""
+    clients = zmq.Context(io_threads=1).socket(zmq.ROUTER)
+    clients.setsockopt(zmq.LINGER, 0)
+    clients.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    clients.setsockopt(zmq.ROUTER_HANDOVER, 0)
+    clients.setsockopt(zmq.MAXMSGSIZE, wire.MAX_PAYLOAD)
+    clients.setsockopt(zmq.SNDHWM, QUEUE)
+    clients.setsockopt(zmq.RCVHWM, QUEUE)
+    clients.setsockopt(zmq.HANDSHAKE_IVL, 3000)
+    clients.setsockopt(zmq.IPC_FILTER_UID, struct.pack("I", os.geteuid()))
+    # bind() would silently replace whatever lies at the path: the supervisor has bound.
+    clients.setsockopt(zmq.USE_FD, listener.fileno())
+    clients.bind(b"ipc://" + path)
+    return clients
+
+
+def run(
+    *,
+    control: _socket.socket,
+    pool_leg: _socket.socket,
+    listener: socket.socket,
+    lifeline: socket.socket,
+    directory: auth.RunDirectory,
+    page: int,
+    shared: bool,
+    warm: int,
+) -> NoReturn:
+    """Be the broker."""
+    pool.raise_file_limit()
+    rules = router.Router(
+        secrets.randbits(62) + 1, shared=shared, warm=warm, capacity=capacity()
+    )
+    clients = open_socket(listener, directory.path(auth.BROKER_SOCKET))
+    server = Server(rules, clients, Leg(control), lease.Page(page))
+    server.operator_key = directory.operator_key()
+    lifeline.setblocking(False)
+    server.watch(clients.getsockopt(zmq.FD), server.on_clients)
+    server.watch(lifeline.fileno(), lambda _: server.on_lifeline(lifeline))
+    server.watch(server.control.fileno(), server.on_supervisor)
+    server.use_pool(pool_leg)
+    server.control.send(Message(Kind.POOL))
+    server.run()
+
+
+def capacity() -> int:
+    """Return how many sessions this process has descriptors for."""
+    import resource  # noqa: PLC0415 - asked once
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, (soft - SPARE_FDS) // SESSION_FDS)
