@@ -24,12 +24,12 @@
 
 Caller's misuse, the world's failure, a peer's fault and "it is gone" are separate
 classes, because callers react to them differently. `encode` and `decode` carry each
-of them over the wire; both are total.
+of them over the wire; both are total: whatever the texts hold, an answer gets through.
 """
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 __all__ = [
@@ -56,18 +56,23 @@ __all__ = [
     "encode",
 ]
 
+Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+Command = Word | Sequence[Word]
+
 
 class EngineError(Exception):
     """Base of everything the engine raises on purpose.
 
     `fields` names the constructor's arguments in order: they are the attributes that
     survive pickling. `local_fields` are those among them that never cross the wire
-    (captured output, statuses: the client adds them itself).
+    (captured output, statuses: the client adds them itself), `number_fields` those that
+    cross it as numbers; the others cross it as text.
     """
 
     code: ClassVar[str] = "engine"
     fields: ClassVar[tuple[str, ...]] = ("message",)
     local_fields: ClassVar[tuple[str, ...]] = ()
+    number_fields: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, message: str = "") -> None:
         self.message = message or _first_line(type(self))
@@ -123,6 +128,7 @@ class SpawnFailed(EngineError, OSError):
 
     code = "spawn-failed"
     fields = ("errno", "step", "path")
+    number_fields = ("errno",)
 
     def __init__(self, errno: int, step: str, path: str = "") -> None:
         OSError.__init__(self, errno, os.strerror(errno), path or None)
@@ -167,6 +173,7 @@ class OutputLimitExceeded(_WithOutput):
 
     code = "output-limit-exceeded"
     fields = ("limit", "stdout", "stderr")
+    number_fields = ("limit",)
 
     def __init__(self, limit: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
         super().__init__(f"the child wrote more than {limit} bytes")
@@ -180,6 +187,7 @@ class OutputLost(_WithOutput):
 
     code = "output-lost"
     fields = ("dropped", "stdout", "stderr")
+    number_fields = ("dropped",)
 
     def __init__(self, dropped: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
         super().__init__(f"{dropped} bytes of output were dropped before this call")
@@ -194,11 +202,12 @@ class CommandFailed(EngineError, subprocess.CalledProcessError):
     code = "command-failed"
     fields = ("returncode", "cmd", "output", "stderr")
     local_fields = ("output", "stderr")
+    number_fields = ("returncode",)
 
     def __init__(
         self,
         returncode: int,
-        cmd: Any,
+        cmd: Command,
         output: bytes | None = None,
         stderr: bytes | None = None,
     ) -> None:
@@ -215,10 +224,11 @@ class TimedOut(EngineError, subprocess.TimeoutExpired, TimeoutError):
     code = "timed-out"
     fields = ("cmd", "timeout", "output", "stderr")
     local_fields = ("output", "stderr")
+    number_fields = ("timeout",)
 
     def __init__(
         self,
-        cmd: Any,
+        cmd: Command,
         timeout: float,
         output: bytes | None = None,
         stderr: bytes | None = None,
@@ -235,6 +245,7 @@ class CapacityExceeded(EngineError):
 
     code = "capacity-exceeded"
     fields = ("retry_after", "message")
+    number_fields = ("retry_after",)
 
     def __init__(self, retry_after: float, message: str = "") -> None:
         super().__init__(message)
@@ -260,7 +271,10 @@ class ShellEnded(EngineError):
     fields = ("status", "message")
     local_fields = ("status",)
 
-    def __init__(self, status: Any = None, message: str = "") -> None:
+    # An exit status; its class belongs to the floors above.
+    status: Any
+
+    def __init__(self, status: object = None, message: str = "") -> None:
         super().__init__(message)
         self.status = status
 
@@ -303,14 +317,23 @@ CLASSES: Mapping[str, type[EngineError]] = {
 }
 
 
+# The wire takes no longer text in a control frame; any path fits (PATH_MAX).
+TEXT_BYTES = 4096
+# What is left of a longer one, at up to four bytes each.
+TEXT_CUT = 1000
+
+
 def encode(error: EngineError) -> tuple[str, list[Any]]:
-    """Return the wire form of `error`: its code and its fields that may travel."""
-    values: list[Any] = []
-    for name in error.fields:
-        if name in error.local_fields:
-            break
-        value = getattr(error, name)
-        values.append(value if isinstance(value, int | float) else str(value))
+    """Return the wire form of `error`: its code and its fields that may travel.
+
+    Long texts are cut. A text that is not UTF-8 (a path may be anything) is bytes.
+    """
+    values = [
+        getattr(error, name)
+        if name in error.number_fields
+        else _text_to_wire(str(getattr(error, name)))
+        for name in _wire_fields(type(error))
+    ]
     return error.code, values
 
 
@@ -322,8 +345,41 @@ def decode(code: str, values: list[Any]) -> EngineError:
     """
     cls = CLASSES.get(code)
     if cls is None:
-        return ProtocolError(f"unknown error code {code!r} with {values!r}")
+        return ProtocolError(f"unknown error code {code!r}")
+    names = _wire_fields(cls)
     try:
-        return cls(*values)
-    except (TypeError, ValueError) as misfit:
+        fields: dict[str, Any] = {
+            name: _number(value) if name in cls.number_fields else _text(value)
+            for name, value in zip(names, values, strict=True)
+        }
+        return cls(**fields)
+    except (TypeError, ValueError, OverflowError) as misfit:
         return ProtocolError(f"malformed {code!r} error: {misfit}")
+
+
+def _wire_fields(cls: type[EngineError]) -> list[str]:
+    return [name for name in cls.fields if name not in cls.local_fields]
+
+
+def _text_to_wire(text: str) -> str | bytes:
+    raw = text.encode("utf-8", "surrogatepass")
+    if len(raw) > TEXT_BYTES:
+        return _text_to_wire(text[:TEXT_CUT])
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogatepass")
+    if not isinstance(value, str):
+        raise TypeError("a text is missing")
+    return value
+
+
+def _number(value: object) -> int | float:
+    if not isinstance(value, int | float):
+        raise TypeError("a number is missing")
+    return value

@@ -1,0 +1,768 @@
+"""What the engine tells: events, results and reports, all of them frozen values.
+
+Times are float seconds; stamps are of the monotonic clock of the machine that the child
+runs on, so only their differences mean anything. Sizes, offsets and memory are bytes.
+
+The values that cross the wire turn into lists in the order of their fields (`Snapshot`,
+which several parts put together, into a map by name) and back. A peer that sends
+something else gets `ProtocolError`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import Any, ClassVar, Literal, Self, get_args
+
+from actors.spec import TtySize
+from broker.errors import EngineError, InvalidRequest, ProtocolError
+
+__all__ = [
+    "Cause",
+    "Change",
+    "Chunk",
+    "Closed",
+    "Completed",
+    "Event",
+    "ExitStatus",
+    "Exited",
+    "Gap",
+    "Info",
+    "KillReceipt",
+    "Lifecycle",
+    "LifecycleKind",
+    "Match",
+    "Piece",
+    "PollResult",
+    "Snapshot",
+    "State",
+    "Stats",
+    "Stream",
+    "StreamAbandoned",
+    "StreamEof",
+    "StreamError",
+    "StreamStats",
+    "Survivor",
+    "Usage",
+    "WriteResult",
+]
+
+Stream = Literal["stdout", "stderr"]
+State = Literal["starting", "running", "exited", "closed", "lost"]
+Cause = Literal[
+    "exited",
+    "killed",
+    "interrupted",
+    "owner-drop",
+    "timeout",
+    "limit",
+    "evicted",
+    "oom",
+    "worker-lost",
+    "broker-lost",
+    "lost",
+]
+LifecycleKind = Literal[
+    "starting",
+    "running",
+    "exited",
+    "closed",
+    "lost",
+    "evicted",
+    "warning",
+    "failed",
+]
+
+# --- the wire: which types each place of a list may hold -----------------------------
+
+Shape = tuple[type, ...]
+
+INT: Shape = (int,)
+NUMBER: Shape = (float, int)
+FLAG: Shape = (bool,)
+TEXT: Shape = (str,)
+BYTES: Shape = (bytes,)
+NUMBER_OR_NONE: Shape = (float, int, NoneType)
+ITEMS: Shape = (list, tuple)
+MAP: Shape = (dict,)
+INT_OR_NONE: Shape = (int, NoneType)
+TEXT_OR_NONE: Shape = (str, NoneType)
+ITEMS_OR_NONE: Shape = (list, tuple, NoneType)
+
+
+def _fit(what: str, values: list[Any], shapes: list[Shape]) -> list[Any]:
+    # By exact type: to isinstance, True is a number.
+    if len(values) != len(shapes) or not all(
+        type(value) in shape for value, shape in zip(values, shapes, strict=True)
+    ):
+        raise ProtocolError(f"malformed {what}")
+    return values
+
+
+def _list(what: str, wire: object, *shapes: Shape) -> list[Any]:
+    if not isinstance(wire, list | tuple):
+        raise ProtocolError(f"malformed {what}: not a list")
+    return _fit(what, list(wire), list(shapes))
+
+
+def _check_word(what: str, value: object, literal: object) -> None:
+    if value not in get_args(literal):
+        raise ProtocolError(f"malformed {what}: unknown word")
+
+
+def _from_native(what: str, raw: object) -> str:
+    if not isinstance(raw, bytes):
+        raise ProtocolError(f"malformed {what}: not bytes")
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _to_native(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+# --- how a child ended ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a child and those of its descendants that it waited for have used.
+
+    Attributes:
+        user: Processor time in user mode, seconds.
+        sys: Processor time in the kernel, seconds.
+        max_rss: Largest resident memory of one process, bytes.
+        voluntary: Context switches because it waited.
+        involuntary: Context switches because its turn was over.
+    """
+
+    user: float = 0.0
+    sys: float = 0.0
+    max_rss: int = 0
+    voluntary: int = 0
+    involuntary: int = 0
+
+    def to_wire(self) -> list[Any]:
+        """Return the fields in order."""
+        return [self.user, self.sys, self.max_rss, self.voluntary, self.involuntary]
+
+    @classmethod
+    def from_wire(cls, wire: object) -> Self:
+        """Return what `to_wire` was called on.
+
+        Raises:
+            ProtocolError: It is something else.
+        """
+        return cls(*_list("usage", wire, NUMBER, NUMBER, INT, INT, INT))
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """A process that a kill could not be proven to have ended.
+
+    Attributes:
+        pid: Process id.
+        started: Its start, seconds after boot; with `pid` it names one process.
+        uid: User it runs as.
+        state: The kernel's letter for what it does, such as `D`: deep in a wait.
+    """
+
+    pid: int
+    started: float
+    uid: int
+    state: str
+
+    def to_wire(self) -> list[Any]:
+        """Return the fields in order."""
+        return [self.pid, self.started, self.uid, self.state]
+
+    @classmethod
+    def from_wire(cls, wire: object) -> Self:
+        """Return what `to_wire` was called on.
+
+        Raises:
+            ProtocolError: It is something else.
+        """
+        return cls(*_list("survivor", wire, INT, NUMBER, INT, TEXT))
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a child ended: with a code, by a signal, or nobody knows how.
+
+    Attributes:
+        code: Exit code, None unless it exited.
+        signal: Number of the signal it died of, else None.
+        core: Whether it left a core file.
+        cause: Why it ended. `exited` stands for a signal, too, that nobody here sent.
+        usage: What it used; zeros when its worker was lost.
+        started: Stamp of the request's arrival at the worker, None when lost.
+        execed: Stamp of the program's start, None when lost.
+        ended: Stamp of the end, None when lost.
+        wall_time: Seconds from start to end.
+        leftovers: Descendants that were left alone after the end.
+
+    Raises:
+        ValueError: There is a code and a signal.
+    """
+
+    code: int | None
+    signal: int | None = None
+    core: bool = False
+    cause: Cause = "exited"
+    usage: Usage = Usage()
+    started: float | None = None
+    execed: float | None = None
+    ended: float | None = None
+    wall_time: float = 0.0
+    leftovers: tuple[Survivor, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.code is not None and self.signal is not None:
+            raise ValueError("a child ends with a code or by a signal, not both")
+
+    @property
+    def ok(self) -> bool:
+        """Whether it exited with code 0."""
+        return self.code == 0
+
+    @property
+    def returncode(self) -> int | None:
+        """The code, or the negative signal, as in `subprocess`; None when lost."""
+        return self.code if self.signal is None else -self.signal
+
+    def to_wire(self) -> list[Any]:
+        """Return the fields in order."""
+        return [
+            self.code,
+            self.signal,
+            self.core,
+            self.cause,
+            self.usage.to_wire(),
+            self.started,
+            self.execed,
+            self.ended,
+            self.wall_time,
+            [survivor.to_wire() for survivor in self.leftovers],
+        ]
+
+    @classmethod
+    def from_wire(cls, wire: object) -> Self:
+        """Return what `to_wire` was called on.
+
+        Raises:
+            ProtocolError: It is something else.
+        """
+        what = "exit status"
+        ends = (INT_OR_NONE, INT_OR_NONE, FLAG, TEXT)
+        stamps = (NUMBER_OR_NONE, NUMBER_OR_NONE, NUMBER_OR_NONE, NUMBER)
+        values = _list(what, wire, *ends, ITEMS, *stamps, ITEMS)
+        if values[0] is not None and values[1] is not None:
+            raise ProtocolError(f"malformed {what}: a code and a signal")
+        _check_word(what, values[3], Cause)
+        values[4] = Usage.from_wire(values[4])
+        values[9] = tuple(map(Survivor.from_wire, values[9]))
+        return cls(*values)
+
+
+@dataclass(frozen=True, slots=True)
+class KillReceipt:
+    """What a kill did, told once the tree is proven gone or the time is over.
+
+    Attributes:
+        signalled: Processes signalled, each counted once; 0 if the tree was empty.
+        reaped: Processes proven gone.
+        survivors: Processes that are not.
+    """
+
+    signalled: int
+    reaped: int
+    survivors: tuple[Survivor, ...] = ()
+
+    def to_wire(self) -> list[Any]:
+        """Return the fields in order."""
+        return [self.signalled, self.reaped, [s.to_wire() for s in self.survivors]]
+
+    @classmethod
+    def from_wire(cls, wire: object) -> Self:
+        """Return what `to_wire` was called on.
+
+        Raises:
+            ProtocolError: It is something else.
+        """
+        signalled, reaped, survivors = _list("kill receipt", wire, INT, INT, ITEMS)
+        return cls(signalled, reaped, tuple(map(Survivor.from_wire, survivors)))
+
+
+# --- events of one session, in the order in which they happen ------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Output.
+
+    Attributes:
+        stream: Where it was written.
+        offset: Bytes of this stream before it.
+        sequence: Bytes of both streams before it.
+        data: The bytes, at least one.
+    """
+
+    stream: Stream
+    offset: int
+    sequence: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Output that was dropped before this reader came to it.
+
+    Attributes:
+        stream: Where it was written.
+        start: Offset of the first missing byte.
+        end: Offset of the first byte after it.
+    """
+
+    stream: Stream
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEof:
+    """The stream ended: nobody can write to it any more.
+
+    Attributes:
+        stream: Which one.
+    """
+
+    stream: Stream
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAbandoned:
+    """The stream was left while some descendant of the ended child still held it.
+
+    Attributes:
+        stream: Which one.
+    """
+
+    stream: Stream
+
+
+@dataclass(frozen=True, slots=True)
+class StreamError:
+    """The stream broke; what came after is unknown.
+
+    Attributes:
+        stream: Which one.
+        kind: What happened, in one word.
+        message: The same for people.
+        errno: The system's number, or None when it was not the system.
+    """
+
+    stream: Stream
+    kind: str
+    message: str
+    errno: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The child has been reaped, and what its pipes held then has been told.
+
+    Attributes:
+        status: How it ended.
+    """
+
+    status: ExitStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The last event of a session."""
+
+
+Event = Chunk | Gap | StreamEof | StreamAbandoned | StreamError | Exited | Closed
+
+
+# --- answers -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A file that is not as it was when the child started.
+
+    Attributes:
+        path: The file.
+        kind: What became of it.
+    """
+
+    path: str
+    kind: Literal["created", "modified", "deleted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A finished command and its captured output.
+
+    Attributes:
+        argv: The command; bytes that are not UTF-8 as in file names of Python.
+        stdout: Bytes of standard output, or of the terminal.
+        stderr: Bytes of standard error; empty when merged.
+        status: How it ended.
+        dropped_bytes: Bytes written, but no longer kept.
+        metadata: The caller's pairs.
+        changes: Files changed below the observed directories.
+        changes_truncated: Whether there were more changes than are listed.
+    """
+
+    argv: tuple[str, ...]
+    stdout: bytes
+    stderr: bytes
+    status: ExitStatus
+    dropped_bytes: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
+    changes_truncated: bool = False
+
+    @property
+    def returncode(self) -> int | None:
+        """The code, or the negative signal, as in `subprocess`."""
+        return self.status.returncode
+
+    @property
+    def text(self) -> str:
+        """Standard output as UTF-8, with a mark in place of what is not."""
+        return self.stdout.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class PollResult:
+    """What came since the previous poll, and how the session is.
+
+    Attributes:
+        stdout: New bytes of standard output, or of the terminal.
+        stderr: New bytes of standard error.
+        transcript: The same bytes of both in the order in which they came.
+        text: The transcript as UTF-8; a character that is not yet complete comes with
+            the next poll.
+        undecodable: Bytes that have a mark in `text` because they are not UTF-8.
+        dropped_bytes: Bytes since the previous poll that were no longer kept.
+        status: How the child ended, None while it runs.
+        state: The session's state.
+        more: Whether there is output already that did not fit.
+        done: Whether the child ended and nothing more will come.
+        wall_time: How long this poll took, seconds.
+        chunk_id: A short random name of this answer.
+    """
+
+    stdout: bytes
+    stderr: bytes
+    transcript: bytes
+    text: str
+    undecodable: int
+    dropped_bytes: int
+    status: ExitStatus | None
+    state: State
+    more: bool
+    done: bool
+    wall_time: float
+    chunk_id: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether the child has not ended."""
+        return self.status is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The code, or the negative signal; None while it runs, and when lost."""
+        return None if self.status is None else self.status.returncode
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One read of one stream.
+
+    Attributes:
+        stream: Which one.
+        offset: Bytes of this stream before `data`, whether kept or not.
+        data: The bytes; may be none.
+        gap: Bytes lost just before `data`.
+        eof: Whether nothing comes after `data`.
+    """
+
+    stream: Stream
+    offset: int
+    data: bytes
+    gap: int
+    eof: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where an expected pattern was found.
+
+    Attributes:
+        offset: Bytes of the stream before the match.
+        groups: The whole match, then its groups; None for one that took no part.
+        before: Bytes between the reader's place and the match.
+    """
+
+    offset: int
+    groups: tuple[bytes | None, ...]
+    before: bytes
+
+
+WriteState = Literal["starting", "running", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """How much of a write went in.
+
+    Attributes:
+        accepted: Bytes that are in the pipe or terminal.
+        state: `ended` when the child ended before the rest was.
+    """
+
+    accepted: int
+    state: WriteState
+
+    def to_wire(self) -> list[Any]:
+        """Return the fields in order."""
+        return [self.accepted, self.state]
+
+    @classmethod
+    def from_wire(cls, wire: object) -> Self:
+        """Return what `to_wire` was called on.
+
+        Raises:
+            ProtocolError: It is something else.
+        """
+        accepted, state = _list("write result", wire, INT, TEXT)
+        _check_word("write result", state, WriteState)
+        return cls(accepted, state)
+
+
+# --- reports -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStats:
+    """What became of one stream's bytes: `produced` = `retained` + `dropped`.
+
+    Attributes:
+        produced: Bytes that the child wrote.
+        retained: Bytes in the log.
+        dropped: Bytes no longer in the log.
+    """
+
+    produced: int
+    retained: int
+    dropped: int
+
+    def to_wire(self) -> list[Any]:
+        """Return the fields in order."""
+        return [self.produced, self.retained, self.dropped]
+
+    @classmethod
+    def from_wire(cls, wire: object) -> Self:
+        """Return what `to_wire` was called on.
+
+        Raises:
+            ProtocolError: It is something else.
+        """
+        return cls(*_list("stream statistics", wire, INT, INT, INT))
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a session's tree uses now.
+
+    Attributes:
+        stdout: Bytes of standard output, or of the terminal.
+        stderr: Bytes of standard error; None when there is no such stream.
+        cpu_time: Processor time of the tree so far, seconds.
+        memory: Resident memory of the tree, bytes.
+        processes: Processes in the tree.
+    """
+
+    stdout: StreamStats
+    stderr: StreamStats | None
+    cpu_time: float
+    memory: int
+    processes: int
+
+    def to_wire(self) -> list[Any]:
+        """Return the fields in order."""
+        stderr = None if self.stderr is None else self.stderr.to_wire()
+        used = [self.cpu_time, self.memory, self.processes]
+        return [self.stdout.to_wire(), stderr, *used]
+
+    @classmethod
+    def from_wire(cls, wire: object) -> Self:
+        """Return what `to_wire` was called on.
+
+        Raises:
+            ProtocolError: It is something else.
+        """
+        shapes = (ITEMS, ITEMS_OR_NONE, NUMBER, INT, INT)
+        stdout, stderr, *used = _list("statistics", wire, *shapes)
+        return cls(
+            StreamStats.from_wire(stdout),
+            None if stderr is None else StreamStats.from_wire(stderr),
+            *used,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A session as it is now. Taking one consumes nothing.
+
+    Attributes:
+        id: The session's number.
+        scope: Name of its scope.
+        argv: The command; bytes that are not UTF-8 as in file names of Python.
+        cwd: Working directory at the start.
+        pid: Process id of the child, None before it runs.
+        tty: Size of its terminal, None without one.
+        state: The session's state.
+        started: Stamp of its start.
+        last_used: Stamp of the last write, poll, resize or signal.
+        wall_time: Seconds from start to end, or until now.
+        status: How it ended, None while it runs.
+        tail: The newest bytes of its output, 4096 at most.
+        dropped: Bytes of output no longer kept.
+        metadata: The caller's pairs.
+        authority: The caller's note of what it allowed.
+        owner_alive: Whether somebody owns it.
+    """
+
+    id: int
+    scope: str
+    argv: tuple[str, ...]
+    cwd: str
+    pid: int | None
+    tty: TtySize | None
+    state: State
+    started: float
+    last_used: float
+    wall_time: float
+    status: ExitStatus | None
+    tail: bytes
+    dropped: int
+    metadata: Mapping[str, str]
+    authority: str | None
+    owner_alive: bool
+
+    _SHAPES: ClassVar[Mapping[str, Shape]] = {
+        "id": INT,
+        "scope": TEXT,
+        "argv": ITEMS,
+        "cwd": BYTES,
+        "pid": INT_OR_NONE,
+        "tty": ITEMS_OR_NONE,
+        "state": TEXT,
+        "started": NUMBER,
+        "last_used": NUMBER,
+        "wall_time": NUMBER,
+        "status": ITEMS_OR_NONE,
+        "tail": BYTES,
+        "dropped": INT,
+        "metadata": MAP,
+        "authority": TEXT_OR_NONE,
+        "owner_alive": FLAG,
+    }
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return a map of plain values, one for each field."""
+        plain = {name: getattr(self, name) for name in self._SHAPES}
+        return plain | {
+            "argv": [_to_native(word) for word in self.argv],
+            "cwd": _to_native(self.cwd),
+            "tty": None if self.tty is None else self.tty.to_wire(),
+            "status": None if self.status is None else self.status.to_wire(),
+            "metadata": dict(self.metadata),
+        }
+
+    @classmethod
+    def from_wire(cls, wire: object) -> Self:
+        """Return what `to_wire` was called on.
+
+        Raises:
+            ProtocolError: It is something else.
+        """
+        what = "snapshot"
+        if not isinstance(wire, dict) or wire.keys() != cls._SHAPES.keys():
+            raise ProtocolError(f"malformed {what}: missing or unknown fields")
+        _fit(what, [wire[name] for name in cls._SHAPES], list(cls._SHAPES.values()))
+        tty, status, metadata = wire["tty"], wire["status"], wire["metadata"]
+        _fit(what, [*metadata, *metadata.values()], [TEXT] * (2 * len(metadata)))
+        _check_word(what, wire["state"], State)
+        parts = {
+            "argv": tuple(_from_native(what, word) for word in wire["argv"]),
+            "cwd": _from_native(what, wire["cwd"]),
+            "tty": None if tty is None else _tty(what, tty),
+            "status": None if status is None else ExitStatus.from_wire(status),
+            "metadata": dict(metadata),
+        }
+        return cls(**wire | parts)
+
+
+def _tty(what: str, wire: object) -> TtySize:
+    try:
+        return TtySize.from_wire(wire)
+    except InvalidRequest as misfit:
+        raise ProtocolError(f"malformed {what}: {misfit}") from misfit
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """A turn in the life of some session of a scope.
+
+    Attributes:
+        kind: What happened; `failed` is the end of a start that did not succeed.
+        id: The session's number.
+        scope: Name of its scope.
+        sequence: Place in this scope's stream, without holes.
+        time: Stamp.
+        status: How the child ended, where it did.
+        error: Why it did not start or what the warning is about, where there is one.
+        missed: Events just before this one that this listener was too slow for.
+    """
+
+    kind: LifecycleKind
+    id: int
+    scope: str
+    sequence: int
+    time: float
+    status: ExitStatus | None = None
+    error: EngineError | None = None
+    missed: int = 0
+
+
+Containment = Literal["pidns", "cgroup", "subreaper", "pgroup"]
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What an engine and its broker are.
+
+    Attributes:
+        versions: Of the program, the protocol and the libraries, by name.
+        endpoint: Where the broker listens.
+        containment: What holds a tree together on this machine.
+        limits: The broker's bounds by name: sessions and processes as counts, the rest
+            in bytes or seconds as the name says.
+        counts: Sessions, workers and requests by name.
+        latency: By request, rows of an upper bound in seconds and the number of answers
+            that took at most that and more than the row before.
+    """
+
+    versions: Mapping[str, str]
+    endpoint: str
+    containment: Containment
+    limits: Mapping[str, float]
+    counts: Mapping[str, int]
+    latency: Mapping[str, tuple[tuple[float, int], ...]]
