@@ -1,0 +1,559 @@
+"""Who may talk to a broker: its directory, lock, sockets and keys, and its peers.
+
+Policy only: no socket loop. Everything rests on one directory that belongs to this user
+alone. It is opened once, judged by its descriptor (never by its path, which others may
+swap meanwhile) and used through that descriptor afterwards. Whatever is not as this
+module would have made it is refused with the reason and the way out; it is neither
+repaired nor removed, because it is not ours.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import select
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from typing import Final, NamedTuple, Self
+
+from broker.errors import EngineError, InvalidRequest
+
+__all__ = [
+    "BROKER_SOCKET",
+    "ENGINE_LOG",
+    "LIFELINE_SOCKET",
+    "RUN_PREFIX",
+    "AlreadyRunning",
+    "Peer",
+    "RunDirectory",
+    "peer_pidfd",
+    "runtime_root",
+]
+
+BROKER_SOCKET: Final = b"broker.sock"
+LIFELINE_SOCKET: Final = b"lifeline.sock"
+ENGINE_LOG: Final = b"engine.log"
+RUN_PREFIX: Final = b"run-"
+"""Names of embedded engines' own directories below the root begin so."""
+
+_LOCK: Final = b"lock"
+_KEY: Final = b"operator.key"
+_NEW_KEY: Final = b"operator.key.new"
+_FILES: Final = frozenset(
+    (BROKER_SOCKET, LIFELINE_SOCKET, ENGINE_LOG, _LOCK, _KEY, _NEW_KEY)
+)
+_KEY_FORM: Final = re.compile(rb"[0-9a-f]{64}")
+_SOCKET_PATH_MAX: Final = 107
+"""Bytes of a path in `sockaddr_un`, its final zero not counted."""
+_BACKLOG: Final = 128
+_ELSEWHERE: Final = "set XDG_RUNTIME_DIR to a private directory"
+_NEWBORN: Final = 60.0
+"""Seconds for which an unlocked run directory may belong to an engine that starts."""
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SO_PEERPIDFD: Final = 77  # Linux 6.5; the socket module does not name it
+_HAVE_PEERPIDFD = True  # tests force the fallback with it
+
+# Identities of the directories that this process holds locked. A process that opens and
+# closes a lock file loses its own lock on it (fcntl's rule), so it must never look.
+_held: set[tuple[int, int]] = set()
+
+
+class AlreadyRunning(EngineError):
+    """A broker is already running there."""
+
+
+def runtime_root(environ: Mapping[str, str], uid: int) -> bytes:
+    """Return the directory below which the engines of `uid` live.
+
+    A relative `XDG_RUNTIME_DIR` counts as none, as its specification demands.
+    """
+    given = os.fsencode(environ.get("XDG_RUNTIME_DIR", ""))
+    if given.startswith(b"/"):
+        return os.path.join(given, b"creche")
+    return b"/run/creche" if uid == 0 else b"/tmp/creche-%d" % uid
+
+
+class RunDirectory:
+    """A directory of this user alone, held open; it works after being renamed too.
+
+    Close it at the end; what `lock` took is released with that.
+
+    Attributes:
+        fd: its descriptor.
+        location: its absolute path, for people and for other processes.
+    """
+
+    __slots__ = ("_below_root", "_lock", "fd", "location")
+
+    def __init__(self, fd: int, location: bytes, *, below_root: bool = False) -> None:
+        self.fd = fd
+        self.location = location
+        self._below_root = below_root
+        self._lock = -1
+
+    @classmethod
+    def create(cls, root: bytes, name: bytes = b"") -> Self:
+        """Make the directory `root`, and `name` in it if given; adopt what fits.
+
+        Args:
+            root: see `runtime_root`; its parent must exist.
+            name: of an embedded engine's own directory, beginning with `RUN_PREFIX`.
+
+        Raises:
+            InvalidRequest: what lies there is not this user's alone.
+        """
+        top = cls._enter(root, make=True)
+        if not name:
+            return top
+        with closing(top):
+            location = os.path.join(top.location, name)
+            fd = _open_private(name, top.fd, location, make=True)
+            return cls(fd, location, below_root=True)
+
+    @classmethod
+    def open(cls, location: bytes) -> Self:
+        """Open a directory that exists, to connect to what listens in it.
+
+        Raises:
+            InvalidRequest: it does not exist or is not this user's alone.
+        """
+        return cls._enter(location, make=False)
+
+    @classmethod
+    def _enter(cls, path: bytes, *, make: bool) -> Self:
+        parent, name = os.path.split(os.path.abspath(path))
+        parent = os.path.realpath(parent)
+        location = os.path.join(parent, name)
+        above = _open_trusted(parent)
+        try:
+            return cls(_open_private(name, above, location, make=make), location)
+        finally:
+            os.close(above)
+
+    @property
+    def locked(self) -> bool:
+        """Whether this object holds the directory's lock."""
+        return self._lock >= 0
+
+    def path(self, name: bytes) -> bytes:
+        """Return a path of `name` that fits into a socket address.
+
+        When the real one is too long it goes through this object's descriptor: then it
+        serves this process only, and only until `close`.
+
+        Raises:
+            InvalidRequest: `name` alone is too long.
+        """
+        for path in (
+            os.path.join(self.location, name),
+            b"/proc/self/fd/%d/%s" % (self.fd, name),
+        ):
+            if len(path) <= _SOCKET_PATH_MAX:
+                return path
+        raise _refuse(name, "is too long for a socket", "choose a shorter name")
+
+    def lock(self) -> None:
+        """Become the only engine of this directory, until `close` or this process ends.
+
+        A forked copy of this process does not hold the lock.
+
+        Raises:
+            AlreadyRunning: another engine holds it.
+            InvalidRequest: the lock file is not one.
+        """
+        if _identity(self.fd) in _held:
+            raise self._taken()
+        with self._gate(fcntl.LOCK_SH):
+            fd = self._open_file(_LOCK, os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                os.close(fd)
+                raise self._taken() from None
+        self._lock = fd
+        _held.add(_identity(self.fd))
+
+    def operator_key(self) -> bytes:
+        """Return the key that opens all sessions: 64 hexadecimal digits.
+
+        The holder of the lock makes it when there is none.
+
+        Raises:
+            InvalidRequest: there is none, or the file is not as it was made.
+        """
+        try:
+            fd = self._open_file(_KEY, os.O_RDONLY)
+        except FileNotFoundError:
+            if not self.locked:
+                raise self._refuse(_KEY, "is missing", "start a broker there") from None
+            return self._make_key()
+        try:
+            key = os.read(fd, 65)
+        finally:
+            os.close(fd)
+        if not _KEY_FORM.fullmatch(key):
+            raise self._refuse(_KEY, "holds no key", "remove it")
+        return key
+
+    @classmethod
+    def sweep_stale(cls, root: bytes) -> list[bytes]:
+        """Remove the run directories of dead engines below `root`; return their paths.
+
+        One that holds records or scratch directories is left for their recovery.
+
+        Raises:
+            InvalidRequest: `root` is not this user's alone.
+        """
+        if not os.path.lexists(root):
+            return []
+        with closing(cls.open(root)) as top, top._gate(fcntl.LOCK_EX):
+            names = map(os.fsencode, os.listdir(top.fd))
+            return [
+                os.path.join(top.location, name)
+                for name in names
+                if name.startswith(RUN_PREFIX) and top._sweep(name)
+            ]
+
+    def listen(self, name: bytes) -> socket.socket:
+        """Return a blocking stream socket, mode 0600, that listens at `name`.
+
+        Raises:
+            AlreadyRunning: somebody listens there.
+            InvalidRequest: something lies there that is not the socket of a dead
+                broker, or it is and the lock is not held; or the name is too long.
+        """
+        path = self.path(name)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # bind() gives the file the mode of the socket: unlike umask() this changes
+            # nothing that another thread could be using.
+            os.fchmod(listener.fileno(), 0o600)
+            with _explained(os.path.join(self.location, name)):
+                self._make_room(name)
+                listener.bind(path)
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def remove(self) -> None:
+        """Remove the engine's files and, below a root, the directory.
+
+        A directory that holds anything else stays: records and scratch directories
+        outlive their engine until they are recovered.
+
+        Raises:
+            InvalidRequest: this object does not hold the lock.
+        """
+        if not self.locked:
+            raise _refuse(self.location, "may be in use", "lock it before removing it")
+        with self._gate(fcntl.LOCK_EX):
+            self._empty()
+            self.close()
+
+    def close(self) -> None:
+        """Release the lock and the descriptors. Idempotent."""
+        if self._lock >= 0:
+            _held.discard(_identity(self.fd))
+            os.close(self._lock)
+            self._lock = -1
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _refuse(self, name: bytes, why: str, remedy: str) -> InvalidRequest:
+        return _refuse(os.path.join(self.location, name), why, remedy)
+
+    def _taken(self, name: bytes = b"") -> AlreadyRunning:
+        where = os.fsdecode(
+            os.path.join(self.location, name) if name else self.location
+        )
+        return AlreadyRunning(f"a broker is already running at {where}")
+
+    @contextmanager
+    def _gate(self, mode: int) -> Iterator[None]:
+        """Keep `sweep_stale` out while a lock file exists that is not locked yet.
+
+        The gate is a lock on the root directory itself, held for microseconds.
+        """
+        gate = os.open(b".." if self._below_root else b".", _DIRECTORY, dir_fd=self.fd)
+        try:
+            fcntl.flock(gate, mode)
+            yield
+        finally:
+            os.close(gate)
+
+    def _open_file(self, name: bytes, flags: int) -> int:
+        """Open a file of ours; never wait, as a fifo at its place would have us do."""
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        path = os.path.join(self.location, name)
+        with _explained(path):
+            fd = os.open(name, flags, 0o600, dir_fd=self.fd)
+        try:
+            _check_own(path, os.fstat(fd), stat.S_ISREG, "regular file")
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _make_key(self) -> bytes:
+        """Write the key beside its place and move it: readers see all of it or none."""
+        key = secrets.token_hex(32).encode()
+        with suppress(FileNotFoundError):  # no engine died just here
+            os.unlink(_NEW_KEY, dir_fd=self.fd)
+        fd = self._open_file(_NEW_KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            os.fchmod(fd, 0o600)  # whatever the umask took away
+            os.write(fd, key)
+        finally:
+            os.close(fd)
+        os.rename(_NEW_KEY, _KEY, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        return key
+
+    def _empty(self) -> None:
+        for name in _FILES:
+            with suppress(FileNotFoundError):  # not every engine makes every file
+                os.unlink(name, dir_fd=self.fd)
+        if self._below_root and not os.listdir(self.fd):
+            above = os.open(b"..", _DIRECTORY, dir_fd=self.fd)
+            try:
+                os.rmdir(os.path.basename(self.location), dir_fd=above)
+            finally:
+                os.close(above)
+
+    def _is_stale(self) -> bool:
+        """Return whether its engine is dead and left nothing to recover.
+
+        The gate must be shut: it keeps the answer true after this returns.
+        """
+        names = set(map(os.fsencode, os.listdir(self.fd)))
+        if _identity(self.fd) in _held or not names <= _FILES:
+            return False
+        if _LOCK not in names:
+            return time.time() - os.fstat(self.fd).st_mtime > _NEWBORN
+        fd = self._open_file(_LOCK, os.O_RDWR)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False  # its engine lives
+        finally:
+            os.close(fd)
+        return True
+
+    def _sweep(self, name: bytes) -> bool:
+        location = os.path.join(self.location, name)
+        try:
+            fd = _open_private(name, self.fd, location, make=False)
+        except InvalidRequest:
+            return False  # not made by an engine, so not ours to remove
+        with closing(type(self)(fd, location, below_root=True)) as directory:
+            stale = directory._is_stale()
+            if stale:
+                directory._empty()
+            return stale
+
+    def _make_room(self, name: bytes) -> None:
+        """Remove a dead broker's socket, as bind() does not; libzmq removes anything."""
+        try:
+            mode = os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(mode):
+            raise self._refuse(name, "is not a socket", "remove it")
+        if _answers(self.path(name)):
+            raise self._taken(name)
+        if not self.locked:
+            raise self._refuse(name, "is a dead broker's socket", "remove it")
+        os.unlink(name, dir_fd=self.fd)
+
+
+def _answers(path: bytes) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return False
+        except BlockingIOError:
+            pass  # its backlog is full: somebody listens, slowly
+        return True
+
+
+class Peer(NamedTuple):
+    """Who connected; `pidfd` is the receiver's to close."""
+
+    pid: int
+    uid: int
+    pidfd: int
+
+
+def peer_pidfd(sock: socket.socket) -> Peer:
+    """Return the process that connected to `sock`. Call it right after accept().
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    pid, uid, _ = struct.unpack(
+        "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    )
+    return Peer(pid, uid, _peer_by_kernel(sock, pid) or _peer_by_number(sock, pid))
+
+
+def _peer_by_kernel(sock: socket.socket, pid: int) -> int:
+    """Return a pidfd, 0 when this kernel cannot tell (before Linux 6.5)."""
+    if not _HAVE_PEERPIDFD:
+        return 0
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as refused:
+        if refused.errno == errno.ENOPROTOOPT:
+            return 0
+        raise ProcessLookupError(errno.ESRCH, f"peer {pid} has ended") from refused
+
+
+def _peer_by_number(sock: socket.socket, pid: int) -> int:
+    """Return a pidfd of `pid`, made sure that it is not a later process of this number.
+
+    One that took the number after this call began has a later start time. One that took
+    it between connect() and now cannot be seen by that: but then the connector is dead
+    and its end of the connection closed, unless a forked copy of it holds it open.
+    """
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError as gone:
+        raise ProcessLookupError(errno.ESRCH, f"peer {pid} has ended") from gone
+    if _hung_up(sock) or _started(pid) > now:
+        os.close(pidfd)
+        raise ProcessLookupError(errno.ESRCH, f"peer {pid} has ended")
+    return pidfd
+
+
+def _hung_up(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, 0)  # POLLHUP is reported always
+    return bool(poll.poll(0))
+
+
+def _started(pid: int) -> float:
+    """Return when `pid` started, in seconds since boot; infinity when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as status:
+            fields = status.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return float("inf")
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    info = os.fstat(fd)
+    return info.st_dev, info.st_ino
+
+
+def _refuse(path: bytes, why: str, remedy: str) -> InvalidRequest:
+    return InvalidRequest("endpoint", f"{os.fsdecode(path)!r} {why}: {remedy}")
+
+
+@contextmanager
+def _explained(path: bytes) -> Iterator[None]:
+    """Turn the system's refusals about `path` into ours, save that it is missing."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as refused:
+        why = {
+            errno.ELOOP: "is a symbolic link",
+            errno.ENOTDIR: "is a symbolic link or no directory",
+        }.get(refused.errno or 0, f"cannot be used ({refused.strerror})")
+        raise _refuse(path, why, f"remove it or {_ELSEWHERE}") from refused
+
+
+def _open_private(name: bytes, above: int, path: bytes, *, make: bool) -> int:
+    """Open directory `name` in `above`; refuse it unless it is this user's alone."""
+    with _explained(path):
+        if make:
+            with suppress(FileExistsError):  # it is judged below like our own
+                os.mkdir(name, 0o700, dir_fd=above)
+        try:
+            fd = os.open(name, _DIRECTORY, dir_fd=above)
+        except FileNotFoundError as missing:
+            raise _refuse(path, "does not exist", "is a broker running?") from missing
+    try:
+        _check_own(path, os.fstat(fd), stat.S_ISDIR, "directory")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_own(
+    path: bytes, info: os.stat_result, is_kind: Callable[[int], bool], kind: str
+) -> None:
+    if not is_kind(info.st_mode):
+        raise _refuse(path, f"is no {kind}", f"remove it or {_ELSEWHERE}")
+    if info.st_uid != os.geteuid():
+        raise _refuse(path, f"belongs to user {info.st_uid}", _ELSEWHERE)
+    if info.st_mode & 0o077:
+        mode = stat.S_IMODE(info.st_mode)
+        raise _refuse(
+            path,
+            f"is open to others (mode {mode:04o})",
+            "if you trust what is in it, chmod go= it",
+        )
+
+
+def _open_trusted(path: bytes) -> int:
+    """Open a directory that nobody but root and this user can rename or replace.
+
+    To look at each ancestor once is enough: only those who are trusted can change it.
+    O_PATH, because an ancestor need not be readable.
+    """
+    roots = _roots()
+    walked, fd = b"/", os.open(b"/", _DIRECTORY | os.O_PATH)
+    try:
+        _check_ancestor(walked, os.fstat(fd), roots)
+        for part in filter(None, path.split(b"/")):
+            walked = os.path.join(walked, part)
+            above, fd = fd, _descend(part, fd, walked)
+            os.close(above)
+            _check_ancestor(walked, os.fstat(fd), roots)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _descend(part: bytes, above: int, walked: bytes) -> int:
+    try:
+        with _explained(walked):
+            return os.open(part, _DIRECTORY | os.O_PATH, dir_fd=above)
+    except FileNotFoundError as missing:
+        raise _refuse(walked, "does not exist", _ELSEWHERE) from missing
+
+
+def _check_ancestor(path: bytes, info: os.stat_result, roots: Collection[int]) -> None:
+    if info.st_uid != os.geteuid() and info.st_uid not in roots:
+        raise _refuse(path, f"belongs to user {info.st_uid}", _ELSEWHERE)
+    if info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX:
+        raise _refuse(path, "lets others replace what is in it", _ELSEWHERE)
+
+
+def _roots() -> Collection[int]:
+    """Return the user ids that the system's own directories may show.
+
+    In a sandbox with a user namespace the real root is mapped to nobody, and shows as
+    the overflow uid.
+    """
+    with open("/proc/self/uid_map", "rb") as table:
+        mapped = sum(int(line.split()[2]) for line in table)
+    if mapped >= 2**32 - 1:
+        return (0,)
+    with open("/proc/sys/fs/overflowuid", "rb") as number:
+        return (0, int(number.read()))
