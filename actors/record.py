@@ -1,0 +1,75 @@
+"""What a client knows of a session without asking: one record for all its handles."""
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.events import ExitStatus, Usage
+from broker import errors
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """A session as its client sees it; exits are pushed into it.
+
+    Attributes:
+        process: pid of the process that started the session.
+        handles: living `Child` objects.
+        released: whether the broker was told to forget the session.
+    """
+
+    id: int
+    pid: int
+    argv: tuple[str, ...]
+    scope: str | None
+    streams: tuple[str, ...]
+    stdin: bool
+    started: float
+    metadata: dict[str, str]
+    block: int | None
+    process: int = field(default_factory=os.getpid)
+    handles: int = 0
+    status: ExitStatus | None = None
+    failure: errors.EngineError | None = None
+    released: bool = False
+    waiters: set["asyncio.Future[Any]"] = field(default_factory=set)
+
+    def here(self, process: int) -> bool:
+        """Return whether this is still the process that made the handle."""
+        return os.getpid() == process
+
+    def end(self, status: ExitStatus) -> None:
+        """Take the final status; the first one stays."""
+        if self.status is None:
+            self.status = status
+            self._wake()
+
+    def fail(self, error: errors.EngineError) -> None:
+        """Note that nothing more will be heard of the session."""
+        if self.failure is None:
+            self.failure = error
+            self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.waiters.clear()
+
+
+def lost_status(started: float) -> ExitStatus:
+    """Return the status of a session whose worker was lost: nothing is known."""
+    nothing = Usage(user=0.0, sys=0.0, max_rss=0, voluntary=0, involuntary=0)
+    return ExitStatus(
+        code=None,
+        signal=None,
+        core=False,
+        cause="worker-lost",
+        usage=nothing,
+        started=started,
+        execed=started,
+        ended=started,
+        wall_time=0.0,
+        leftovers=(),
+    )

@@ -1,0 +1,343 @@
+"""What a client sees of a child's output: event streams, cursor reads, whole captures.
+
+Each is fed by messages of one request number, and gives credit as its consumer takes
+them, so that the worker never runs further ahead than the window.
+"""
+
+import asyncio
+import weakref
+from collections import deque
+from types import TracebackType
+from typing import Any, Final, Self
+
+from actors.events import (
+    Chunk,
+    Closed,
+    Event,
+    Exited,
+    ExitStatus,
+    Gap,
+    Piece,
+    StreamAbandoned,
+    StreamEof,
+    StreamError,
+)
+from actors.record import Record, lost_status
+from broker import errors
+from broker.link import Link, error_of
+from broker.wire import STREAMS, Kind, Message
+
+LARGEST_READ: Final = 4 * 1024 * 1024
+"""Bytes that one read of a `Reader` gives at most."""
+
+
+class Credit:
+    """What a reader's consumer has taken, told to the worker in quarters of the window.
+
+    A quarter keeps the worker busy and costs one message in 64 chunks.
+    """
+
+    def __init__(self, link: Link, session: int, request: int, size: int) -> None:
+        self.link = link
+        self.session = session
+        self.request = request
+        self.step = max(1, size // 4)
+        self.chunks = 0
+        self.sequence = 0
+        self._told_chunks = 0
+        self._told = 0
+
+    def take(self, sequence: int, chunk_step: int) -> None:
+        """Note one chunk that ends at `sequence`; tell the worker when it is time."""
+        self.chunks += 1
+        self.sequence = sequence
+        due = self.chunks - self._told_chunks >= chunk_step
+        if due or sequence - self._told >= self.step:
+            self._told_chunks, self._told = self.chunks, sequence
+            body = {"chunks": self.chunks, "sequence": sequence}
+            self.link.post(Kind.CREDIT, self.session, self.request, body)
+
+
+class EventStream:
+    """The events of one session, in order; several streams see each byte each.
+
+    Attached when it is made. Leaving it early (`aclose`, or collecting it) does not stop
+    the child.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        link: Link,
+        *,
+        after: int | None,
+        newest: bool,
+        chunks: int,
+        size: int,
+    ) -> None:
+        self._record = record
+        self._link = link
+        self._request = link.number()
+        self._credit = Credit(link, record.id, self._request, size)
+        self._chunk_step = max(1, chunks // 4)
+        self._inbox: deque[Event | errors.EngineError] = deque()
+        self._open = set(record.streams)
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+        body = {
+            "after": after,
+            "newest": newest,
+            "chunks": chunks,
+            "bytes": size,
+            "capture": False,
+        }
+        feed = weakref.WeakMethod(self._feed)
+        link.listen(self._request, lambda message: _call(feed, message))
+        link.post(Kind.OPEN, record.id, self._request, body)
+        self._finalizer = weakref.finalize(
+            self, _stop, link, record, self._request, record.process
+        )
+        self._finalizer.atexit = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._inbox:
+            if self._closed:
+                raise StopAsyncIteration
+            self._waiter = self._link.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        event = self._inbox.popleft()
+        if isinstance(event, errors.EngineError):
+            self._closed = True
+            raise event
+        if isinstance(event, Chunk) and self._link.lost is None:
+            end = event.sequence + len(event.data)
+            self._credit.take(end, self._chunk_step)
+        if isinstance(event, Closed):
+            self._closed = True
+        return event
+
+    async def aclose(self) -> None:
+        """Stop reading; the child goes on and its output is drained."""
+        self._closed = True
+        self._inbox.clear()
+        self._finalizer()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def _feed(self, message: Message) -> None:
+        self._inbox.extend(self._events(message))
+        if message.kind in (Kind.CLOSED, Kind.ERROR):
+            self._finalizer.detach()
+            self._link.unlisten(self._request)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _events(self, message: Message) -> list[Event | errors.EngineError]:
+        if message.kind is Kind.ERROR:
+            error = error_of(message)
+            if isinstance(error, errors.WorkerLost):
+                return list(self._worker_lost())
+            return [error]
+        event = event_of(message)
+        if isinstance(event, StreamEof | StreamAbandoned | StreamError):
+            self._open.discard(event.stream)
+        return [event]
+
+    def _worker_lost(self) -> list[Event]:
+        broken = [
+            StreamError(stream, "worker-lost", "the worker was lost", 0)
+            for stream in STREAMS
+            if stream in self._open
+        ]
+        return [Exited(lost_status(self._record.started)), *broken, Closed()]
+
+
+def _call(method: Any, message: Message) -> None:
+    live = method()
+    if live is not None:
+        live(message)
+
+
+def _stop(link: Link, record: Record, request: int, process: int) -> None:
+    """Detach a reader; runs in any thread, also while the loop is gone."""
+    if not record.here(process) or link.lost is not None:
+        return
+
+    def stop() -> None:
+        link.unlisten(request)
+        if link.lost is None:
+            link.post(Kind.STOP, record.id, 0, {"target": request})
+
+    link.call(stop)
+
+
+def event_of(message: Message) -> Event:
+    """Return the event in a reader's message."""
+    body: Any = message.body
+    match message.kind:
+        case Kind.CHUNK:
+            data = bytes(message.payload or b"")
+            return Chunk(body["stream"], body["offset"], body["sequence"], data)
+        case Kind.GAP:
+            return Gap(body["stream"], body["start"], body["end"])
+        case Kind.EOF:
+            return StreamEof(body["stream"])
+        case Kind.ABANDONED:
+            return StreamAbandoned(body["stream"])
+        case Kind.BROKEN:
+            return StreamError(
+                body["stream"], body["kind"], body["message"], body["errno"]
+            )
+        case Kind.EXITED:
+            return Exited(ExitStatus.from_wire(body["status"]))
+        case Kind.CLOSED:
+            return Closed()
+        case _:
+            raise errors.ProtocolError(f"{message.kind.name} is no event")
+
+
+class Capture:
+    """All output of a session from its first byte on, kept up to a limit.
+
+    Over the limit the rest is drained, so that the child can end.
+    """
+
+    def __init__(self, link: Link, request: int, size: int, limit: int | None) -> None:
+        self._link = link
+        self._request = request
+        self._size = size
+        self._limit = limit
+        self._parts: dict[str, list[bytes]] = {stream: [] for stream in STREAMS}
+        self._kept = 0
+        self._credit: Credit | None = None
+        self.exceeded = False
+        self.lost = 0
+        self.status: ExitStatus | None = None
+        self.closed: asyncio.Future[None] = link.loop.create_future()
+        link.listen(request, self._feed)
+
+    def output(self, stream: str) -> bytes:
+        """Return what was kept of a stream."""
+        return b"".join(self._parts[stream])
+
+    def stop(self) -> None:
+        """Forget the capture: nobody waits for it any more."""
+        self._link.unlisten(self._request)
+        if self.closed.done() and not self.closed.cancelled():
+            self.closed.exception()
+
+    def _feed(self, message: Message) -> None:
+        kind = message.kind
+        if kind is Kind.CHUNK:
+            self._chunk(message)
+        elif kind is Kind.GAP:
+            self.lost += message.body["end"] - message.body["start"]
+        elif kind is Kind.EXITED:
+            self.status = ExitStatus.from_wire(message.body["status"])
+        elif kind is Kind.CLOSED:
+            self._link.unlisten(self._request)
+            if not self.closed.done():
+                self.closed.set_result(None)
+        elif kind is Kind.ERROR and not self.closed.done():
+            self.closed.set_exception(error_of(message))
+
+    def _chunk(self, message: Message) -> None:
+        data = message.payload or b""
+        room = len(data) if self._limit is None else self._limit - self._kept
+        if len(data) > room:
+            self.exceeded = True
+        if room > 0:
+            kept = bytes(data[:room])
+            self._parts[message.body["stream"]].append(kept)
+            self._kept += len(kept)
+        if self._credit is None:
+            self._credit = Credit(
+                self._link, message.session, self._request, self._size
+            )
+        self._credit.take(message.body["sequence"] + len(data), 64)
+
+
+class Reader:
+    """A cursor of one stream: each `read` gives what comes next.
+
+    Under a `block` policy it is lossless from its first read on, until `aclose` or
+    until it is collected.
+    """
+
+    def __init__(
+        self, record: Record, link: Link, stream: str, offset: int | None
+    ) -> None:
+        self._record = record
+        self._link = link
+        self._stream = stream
+        self._offset = offset
+        self._number = link.number()
+        self._lock = asyncio.Lock()
+        self._finalizer = weakref.finalize(
+            self, _stop, link, record, self._number, record.process
+        )
+        self._finalizer.atexit = False
+
+    async def read(self, max_bytes: int = LARGEST_READ, wait: float = 10.0) -> Piece:
+        """Return the next bytes, at least one unless the wait or the stream ends.
+
+        Args:
+            max_bytes: bytes to return at most.
+            wait: seconds to wait for the first byte; 0: what is there now.
+
+        Raises:
+            InvalidRequest: a bound is out of range.
+            WorkerLost: the worker died with what it had not yet sent.
+        """
+        if type(max_bytes) is not int or max_bytes < 1:
+            raise errors.InvalidRequest("max_bytes", "is at least 1")
+        if not wait >= 0:
+            raise errors.InvalidRequest("wait", "is not negative")
+        async with self._lock:
+            return await self._read(max_bytes, wait)
+
+    async def _read(self, max_bytes: int, wait: float) -> Piece:
+        body = {
+            "reader": self._number,
+            "stream": self._stream,
+            "offset": self._offset,
+            "wait": wait,
+            "limit": min(max_bytes, LARGEST_READ),
+        }
+        request = self._link.number()
+        future = self._link.ask(Kind.READ, self._record.id, body, request=request)
+        try:
+            reply = await future
+        except asyncio.CancelledError:
+            if self._link.lost is None:
+                self._link.post(Kind.STOP, self._record.id, 0, {"target": request})
+            raise
+        found: Any = reply.body
+        data = bytes(reply.payload or b"")
+        self._offset = found["offset"] + len(data)
+        return Piece(
+            self._stream,  # type: ignore[arg-type]  # checked by Child.reader
+            found["offset"],
+            data,
+            found["gap"],
+            found["eof"],
+        )
+
+    async def aclose(self) -> None:
+        """Give the cursor up."""
+        self._finalizer()
