@@ -88,12 +88,12 @@ class RunDirectory:
         location: its absolute path, for people and for other processes.
     """
 
-    __slots__ = ("_below_root", "_lock", "fd", "location")
+    __slots__ = ("_lock", "_root", "fd", "location")
 
-    def __init__(self, fd: int, location: bytes, *, below_root: bool = False) -> None:
+    def __init__(self, fd: int, location: bytes, *, root: bytes = b".") -> None:
         self.fd = fd
         self.location = location
-        self._below_root = below_root
+        self._root = root  # seen from `fd`
         self._lock = -1
 
     @classmethod
@@ -113,7 +113,7 @@ class RunDirectory:
         with closing(top):
             location = os.path.join(top.location, name)
             fd = _open_private(name, top.fd, location, make=True)
-            return cls(fd, location, below_root=True)
+            return cls(fd, location, root=b"..")
 
     @classmethod
     def open(cls, location: bytes) -> Self:
@@ -168,8 +168,8 @@ class RunDirectory:
         """
         if _identity(self.fd) in _held:
             raise self._taken()
-        with self._gate(fcntl.LOCK_SH):
-            fd = self._open_file(_LOCK, os.O_RDWR | os.O_CREAT)
+        with _gate(self.fd, self._root, fcntl.LOCK_SH):
+            fd = _open_file(self.fd, self.location, _LOCK, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
@@ -187,7 +187,7 @@ class RunDirectory:
             InvalidRequest: there is none, or the file is not as it was made.
         """
         try:
-            fd = self._open_file(_KEY, os.O_RDONLY)
+            fd = _open_file(self.fd, self.location, _KEY, os.O_RDONLY)
         except FileNotFoundError:
             if not self.locked:
                 raise self._refuse(_KEY, "is missing", "start a broker there") from None
@@ -211,13 +211,14 @@ class RunDirectory:
         """
         if not os.path.lexists(root):
             return []
-        with closing(cls.open(root)) as top, top._gate(fcntl.LOCK_EX):
+        with closing(cls.open(root)) as top, _gate(top.fd, b".", fcntl.LOCK_EX):
             names = map(os.fsencode, os.listdir(top.fd))
-            return [
-                os.path.join(top.location, name)
+            below = [
+                (name, os.path.join(top.location, name))
                 for name in names
-                if name.startswith(RUN_PREFIX) and top._sweep(name)
+                if name.startswith(RUN_PREFIX)
             ]
+            return [where for name, where in below if _sweep(top.fd, name, where)]
 
     def listen(self, name: bytes) -> socket.socket:
         """Return a blocking stream socket, mode 0600, that listens at `name`.
@@ -253,8 +254,10 @@ class RunDirectory:
         """
         if not self.locked:
             raise _refuse(self.location, "may be in use", "lock it before removing it")
-        with self._gate(fcntl.LOCK_EX):
-            self._empty()
+        with _gate(self.fd, self._root, fcntl.LOCK_EX):
+            _remove_files(self.fd)
+            if self._root == b"..":
+                _remove_directory(self.fd, self.location)
             self.close()
 
     def close(self) -> None:
@@ -276,38 +279,14 @@ class RunDirectory:
         )
         return AlreadyRunning(f"a broker is already running at {where}")
 
-    @contextmanager
-    def _gate(self, mode: int) -> Iterator[None]:
-        """Keep `sweep_stale` out while a lock file exists that is not locked yet.
-
-        The gate is a lock on the root directory itself, held for microseconds.
-        """
-        gate = os.open(b".." if self._below_root else b".", _DIRECTORY, dir_fd=self.fd)
-        try:
-            fcntl.flock(gate, mode)
-            yield
-        finally:
-            os.close(gate)
-
-    def _open_file(self, name: bytes, flags: int) -> int:
-        """Open a file of ours; never wait, as a fifo at its place would have us do."""
-        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        path = os.path.join(self.location, name)
-        with _explained(path):
-            fd = os.open(name, flags, 0o600, dir_fd=self.fd)
-        try:
-            _check_own(path, os.fstat(fd), stat.S_ISREG, "regular file")
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
-
     def _make_key(self) -> bytes:
         """Write the key beside its place and move it: readers see all of it or none."""
         key = secrets.token_hex(32).encode()
         with suppress(FileNotFoundError):  # no engine died just here
             os.unlink(_NEW_KEY, dir_fd=self.fd)
-        fd = self._open_file(_NEW_KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        fd = _open_file(
+            self.fd, self.location, _NEW_KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        )
         try:
             os.fchmod(fd, 0o600)  # whatever the umask took away
             os.write(fd, key)
@@ -316,50 +295,8 @@ class RunDirectory:
         os.rename(_NEW_KEY, _KEY, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         return key
 
-    def _empty(self) -> None:
-        for name in _FILES:
-            with suppress(FileNotFoundError):  # not every engine makes every file
-                os.unlink(name, dir_fd=self.fd)
-        if self._below_root and not os.listdir(self.fd):
-            above = os.open(b"..", _DIRECTORY, dir_fd=self.fd)
-            try:
-                os.rmdir(os.path.basename(self.location), dir_fd=above)
-            finally:
-                os.close(above)
-
-    def _is_stale(self) -> bool:
-        """Return whether its engine is dead and left nothing to recover.
-
-        The gate must be shut: it keeps the answer true after this returns.
-        """
-        names = set(map(os.fsencode, os.listdir(self.fd)))
-        if _identity(self.fd) in _held or not names <= _FILES:
-            return False
-        if _LOCK not in names:
-            return time.time() - os.fstat(self.fd).st_mtime > _NEWBORN
-        fd = self._open_file(_LOCK, os.O_RDWR)
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            return False  # its engine lives
-        finally:
-            os.close(fd)
-        return True
-
-    def _sweep(self, name: bytes) -> bool:
-        location = os.path.join(self.location, name)
-        try:
-            fd = _open_private(name, self.fd, location, make=False)
-        except InvalidRequest:
-            return False  # not made by an engine, so not ours to remove
-        with closing(type(self)(fd, location, below_root=True)) as directory:
-            stale = directory._is_stale()
-            if stale:
-                directory._empty()
-            return stale
-
     def _make_room(self, name: bytes) -> None:
-        """Remove a dead broker's socket, as bind() does not; libzmq removes anything."""
+        """Remove a dead broker's socket, and nothing else: bind() removes nothing."""
         try:
             mode = os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode
         except FileNotFoundError:
@@ -371,6 +308,88 @@ class RunDirectory:
         if not self.locked:
             raise self._refuse(name, "is a dead broker's socket", "remove it")
         os.unlink(name, dir_fd=self.fd)
+
+
+@contextmanager
+def _gate(fd: int, root: bytes, mode: int) -> Iterator[None]:
+    """Keep sweepers out while a lock file exists that is not locked yet.
+
+    The gate is a lock on the root directory itself, held for microseconds.
+    """
+    gate = os.open(root, _DIRECTORY, dir_fd=fd)
+    try:
+        fcntl.flock(gate, mode)
+        yield
+    finally:
+        os.close(gate)
+
+
+def _open_file(fd: int, location: bytes, name: bytes, flags: int) -> int:
+    """Open a file of ours; never wait, as a fifo at its place would have us do."""
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    path = os.path.join(location, name)
+    with _explained(path):
+        file = os.open(name, flags, 0o600, dir_fd=fd)
+    try:
+        _check_own(path, os.fstat(file), stat.S_ISREG, "regular file")
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _remove_files(fd: int) -> None:
+    for name in _FILES:
+        with suppress(FileNotFoundError):  # not every engine makes every file
+            os.unlink(name, dir_fd=fd)
+
+
+def _remove_directory(fd: int, location: bytes) -> None:
+    if os.listdir(fd):
+        return
+    above = os.open(b"..", _DIRECTORY, dir_fd=fd)
+    try:
+        os.rmdir(os.path.basename(location), dir_fd=above)
+    finally:
+        os.close(above)
+
+
+def _sweep(root: int, name: bytes, location: bytes) -> bool:
+    try:
+        fd = _open_private(name, root, location, make=False)
+    except InvalidRequest:
+        return False  # not made by an engine, so not ours to remove
+    try:
+        if not _is_stale(fd, location):
+            return False
+        _remove_files(fd)
+        os.rmdir(name, dir_fd=root)
+    finally:
+        os.close(fd)
+    return True
+
+
+def _is_stale(fd: int, location: bytes) -> bool:
+    """Return whether its engine is dead and left nothing to recover.
+
+    The gate must be shut: it keeps the answer true after this returns.
+    """
+    names = set(map(os.fsencode, os.listdir(fd)))
+    if _identity(fd) in _held or not names <= _FILES:
+        return False
+    if _LOCK not in names:
+        return time.time() - os.fstat(fd).st_mtime > _NEWBORN
+    try:
+        file = _open_file(fd, location, _LOCK, os.O_RDWR)
+    except InvalidRequest:
+        return False  # not made by an engine either
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False  # its engine lives
+    finally:
+        os.close(file)
+    return True
 
 
 def _answers(path: bytes) -> bool:
