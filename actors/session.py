@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final, NamedTuple, Protocol
 
 from actors import lifecycle, process
-from actors.buffer import Hole, Log
+from actors.buffer import Cursor, Hole, Log
 from actors.events import ExitStatus, Survivor, Usage
 from actors.inbox import Inbox
 from actors.spec import Launch
@@ -26,6 +26,8 @@ READS_A_TURN: Final = 4
 """Reads of one stream before the other descriptors get their turn (64 KiB each)."""
 POLL_LIMIT: Final = 4 * 1024 * 1024
 """Bytes of output in one poll's answer; more stays for the next poll."""
+MOST_PIECES: Final = 10_000
+"""Runs of one stream in one poll's answer."""
 TAIL: Final = 4096
 """Bytes of output in a snapshot."""
 
@@ -50,10 +52,10 @@ class Reply(Protocol):
 class Reader:
     """One event stream: a cursor, and how far ahead of its client it may run."""
 
-    def __init__(self, ask: Ask, cursor: int, chunks: int, size: int) -> None:
+    def __init__(self, ask: Ask, cursor: Cursor, chunks: int, size: int) -> None:
         self.ask = ask
         self.cursor = cursor
-        self.taken = cursor
+        self.taken = cursor.sequence
         self.sent = 0
         self.credited = 0
         self.chunks = chunks
@@ -66,14 +68,14 @@ class Reader:
         """Return how many bytes may be sent now."""
         if self.sent - self.credited >= self.chunks:
             return 0
-        return self.size - (self.cursor - self.taken)
+        return self.size - (self.cursor.sequence - self.taken)
 
 
 class Poll(NamedTuple):
     """A pending poll, and when it is answered whatever there is."""
 
     ask: Ask
-    sequence: int
+    cursor: Cursor
     mode: str
     limit: int
     ends: float
@@ -443,21 +445,26 @@ class Session:
 
     def _on_poll(self, ask: Ask, message: Message) -> None:
         body = message.body
-        sequence = min(body["stdout"] + body["stderr"], self.log.end)
+        cursor = Cursor(body["stdout"], body["stderr"])
+        try:
+            self.log.read(cursor, 1, 1)
+        except ValueError as error:
+            raise errors.InvalidRequest("cursor", str(error)) from error
         if self.launch.retention.kind == "block":
-            self.log.hold(("poll", ask.client), sequence)
+            self.log.hold(("poll", ask.client), cursor.sequence)
             self._unhold()
         limit = min(body["limit"], POLL_LIMIT)
-        quiet = self._now if self.log.end > sequence else None
+        quiet = self._now if self.log.end > cursor.sequence else None
         ends = self._now + body["wait"]
-        self.polls.append(Poll(ask, sequence, body["mode"], limit, ends, quiet))
+        self.polls.append(Poll(ask, cursor, body["mode"], limit, ends, quiet))
 
     def _on_read(self, ask: Ask, message: Message) -> None:
         body = message.body
         stream = body["stream"]
-        offset = body["offset"]
-        if offset is None:
-            offset = self.log.stats(stream).produced
+        produced = self.log.stats(stream).produced
+        offset = produced if body["offset"] is None else body["offset"]
+        if offset > produced:
+            raise errors.InvalidRequest("after", f"is beyond the {produced} bytes yet")
         if self.launch.retention.kind == "block":
             key = ("read", ask.client, body["reader"])
             self.log.hold(key, self.log.seek(stream, offset))
@@ -468,21 +475,28 @@ class Session:
 
     def _on_open(self, ask: Ask, message: Message) -> None:
         body = message.body
+        self.open(ask, self._place(body), body, capture=body["capture"])
+
+    def _place(self, body: Any) -> Cursor:
+        """Return where a new reader begins: a capture tells what it missed."""
         after = body["after"]
         if body["newest"]:
-            after = self.log.end
-        elif after is None:
-            after = 0 if body["capture"] else self.log.first()
-        self.open(ask, min(after, self.log.end), body)
+            return self.log.at(self.log.end)
+        if after is None:
+            return Cursor(0, 0) if body["capture"] else self.log.at(self.log.first())
+        if after > self.log.end:
+            raise errors.InvalidRequest(
+                "after", f"is beyond the {self.log.end} bytes yet"
+            )
+        return self.log.at(max(after, self.log.first()))
 
-    def open(self, ask: Ask, cursor: int, body: Any, *, capture: bool = False) -> None:
-        """Attach an event reader at `cursor`."""
+    def open(self, ask: Ask, cursor: Cursor, body: Any, *, capture: bool) -> None:
+        """Attach an event reader at `cursor`; a capture is lossless by any policy."""
         reader = Reader(ask, cursor, body["chunks"], body["bytes"])
         self.readers[ask] = reader
-        capture = capture or body.get("capture", False)
         if capture or self.launch.retention.kind == "block":
             reader.lossless = True
-            self.log.hold(ask, max(cursor, self.log.first()))
+            self.log.hold(ask, cursor.sequence)
 
     def _on_credit(self, ask: Ask, message: Message) -> None:
         reader = self.readers.get(ask)
@@ -490,7 +504,7 @@ class Session:
             return  # it was stopped while the credit was on its way
         reader.credited = max(reader.credited, message.body["chunks"])
         reader.taken = max(reader.taken, message.body["sequence"])
-        if reader.credited > reader.sent or reader.taken > reader.cursor:
+        if reader.credited > reader.sent or reader.taken > reader.cursor.sequence:
             self._drop_reader(ask)
             raise errors.InvalidRequest("credit", "is for more than was sent")
         if reader.lossless:
@@ -546,7 +560,7 @@ class Session:
             "argv": list(launch.argv),
             "cwd": launch.cwd,
             "pid": self.process.pid,
-            "tty": None,
+            "tty": launch.tty.to_wire() if launch.tty else None,
             "state": self.state,
             "started": self.started,
             "last_used": self.last_used,
@@ -580,25 +594,24 @@ class Session:
     def _pump(self, reader: Reader) -> None:
         while self.leg.room():
             self._pump_marks(reader)
-            limit = min(reader.allowance(), self._until_mark(reader), CHUNK)
-            if reader.cursor >= self.log.end or limit <= 0:
+            limit = min(reader.allowance(), self._until_mark(reader), self.launch.chunk)
+            count = reader.chunks - (reader.sent - reader.credited)
+            if reader.cursor.sequence >= self.log.end or limit <= 0 or count <= 0:
                 break
-            pieces, after = self.log.read(reader.cursor, limit)
+            pieces, reader.cursor = self.log.read(reader.cursor, limit, count)
             for piece in pieces:
                 self._send_piece(reader, piece)
-            reader.cursor = after
         self._pump_marks(reader)
 
     def _until_mark(self, reader: Reader) -> int:
         """Return how far the next mark (exit, end of a stream) is: chunks end there."""
+        here = reader.cursor.sequence
         marks = [
             at for stream, (_, at) in self.ends.items() if stream not in reader.ended
         ]
         if self._exit_mark is not None and not reader.exited:
             marks.append(self._exit_mark)
-        return min(
-            (m - reader.cursor for m in marks if m > reader.cursor), default=CHUNK
-        )
+        return min((mark - here for mark in marks if mark > here), default=self.log.end)
 
     def _send_piece(self, reader: Reader, piece: Any) -> None:
         if isinstance(piece, Hole):
@@ -627,20 +640,20 @@ class Session:
 
     def _pump_marks(self, reader: Reader) -> None:
         for stream, (kind, at) in self.ends.items():
-            if reader.cursor >= at and stream not in reader.ended:
+            if reader.cursor.sequence >= at and stream not in reader.ended:
                 reader.ended.add(stream)
                 self._emit(reader, kind, self._end_body(stream, kind))
         if self.status is None:
             return
         status = {"status": self.status.to_wire()}
         mark = self._exit_mark
-        if not reader.exited and mark is not None and reader.cursor >= mark:
+        if not reader.exited and mark is not None and reader.cursor.sequence >= mark:
             reader.exited = True
             self._emit(reader, Kind.EXITED, status)
         if (
             self.life.state is lifecycle.State.CLOSED
             and reader.exited
-            and reader.cursor >= self.log.end
+            and reader.cursor.sequence >= self.log.end
             and reader.ask in self.readers
         ):
             self._emit(reader, Kind.CLOSED, status)
@@ -673,7 +686,7 @@ class Session:
         done = self._exit_seen and self.life.state is lifecycle.State.CLOSED
         if not done and self._now < poll.ends and not (poll.mode == "output" and calm):
             return False
-        pieces, after = self.log.read(poll.sequence, poll.limit)
+        pieces, after = self.log.read(poll.cursor, poll.limit, MOST_PIECES)
         document = [
             [p.stream, p.end - p.start, None]
             if isinstance(p, Hole)
@@ -684,8 +697,8 @@ class Session:
         body = {
             "state": self.state if self._exit_seen else "running",
             "status": status.to_wire() if status else None,
-            "more": after < self.log.end,
-            "done": done and after >= self.log.end,
+            "more": after.sequence < self.log.end,
+            "done": done and after.sequence >= self.log.end,
             "wall_time": self._wall_time(),
         }
         self._answer(poll.ask, body, pack(document))
@@ -731,7 +744,6 @@ def read_launch(message: Message) -> Launch:
 
 POLLIN: Final = 1
 POLLOUT: Final = 4
-CHUNK: Final = 64 * 1024
 
 Command = Callable[[Session, Ask, Message], None]
 

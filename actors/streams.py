@@ -59,7 +59,7 @@ class Credit:
 
 
 class EventStream:
-    """The events of one session, in order; several streams see each byte each.
+    """The events of one session, in order; several streams each see every byte.
 
     Attached when it is made. Leaving it early (`aclose`, or collecting it) does not stop
     the child.
@@ -218,8 +218,8 @@ class Capture:
     """
 
     def __init__(self, link: Link, request: int, size: int, limit: int | None) -> None:
+        self.request = request
         self._link = link
-        self._request = request
         self._size = size
         self._limit = limit
         self._parts: dict[str, list[bytes]] = {stream: [] for stream in STREAMS}
@@ -237,7 +237,7 @@ class Capture:
 
     def stop(self) -> None:
         """Forget the capture: nobody waits for it any more."""
-        self._link.unlisten(self._request)
+        self._link.unlisten(self.request)
         if self.closed.done() and not self.closed.cancelled():
             self.closed.exception()
 
@@ -250,7 +250,7 @@ class Capture:
         elif kind is Kind.EXITED:
             self.status = ExitStatus.from_wire(message.body["status"])
         elif kind is Kind.CLOSED:
-            self._link.unlisten(self._request)
+            self._link.unlisten(self.request)
             if not self.closed.done():
                 self.closed.set_result(None)
         elif kind is Kind.ERROR and not self.closed.done():
@@ -266,9 +266,7 @@ class Capture:
             self._parts[message.body["stream"]].append(kept)
             self._kept += len(kept)
         if self._credit is None:
-            self._credit = Credit(
-                self._link, message.session, self._request, self._size
-            )
+            self._credit = Credit(self._link, message.session, self.request, self._size)
         self._credit.take(message.body["sequence"] + len(data), 64)
 
 

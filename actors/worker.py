@@ -24,10 +24,10 @@ import signal
 import time
 from typing import Any, Final, NoReturn
 
-from broker.pipe import Leg, LegClosed
-
+from actors.buffer import Cursor
 from actors.session import Ask, Session, read_launch
 from broker import errors, lease, tree
+from broker.pipe import Leg, LegClosed
 from broker.wire import BULK, Kind, Message
 
 CONGESTED: Final = 256 * 1024
@@ -120,7 +120,7 @@ class Worker:
     def _on_leg(self) -> None:
         congested = not self.room()
         self.leg.flush()
-        for message in self.leg.receive():
+        for message, _fds in self.leg.receive():
             self._command(message)
         if congested and self.room() and self.session is not None:
             self.session.pump(time.monotonic())
@@ -176,7 +176,8 @@ class Worker:
         self.lease_check = time.monotonic() + lease.RENEWAL
         reader = message.body["reader"]
         if reader is not None:
-            session.open(Ask(ask.client, reader), 0, message.body, capture=True)
+            first = Ask(ask.client, reader)
+            session.open(first, Cursor(0, 0), message.body, capture=True)
         body = {
             "pid": session.process.pid,
             "started": session.started,

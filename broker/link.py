@@ -185,7 +185,11 @@ class Link:
             if not future.done():
                 future.set_exception(self.lost)
                 future.exception()  # whoever waits sees it; nobody else must be told
-        self._listeners.clear()
+        listeners, self._listeners = self._listeners, {}
+        code, values = errors.encode(self.lost)
+        end = Message(Kind.ERROR, body={"code": code, "values": values})
+        for listener in listeners.values():
+            listener(end)
 
     # -- sending ----------------------------------------------------------------
 
@@ -250,6 +254,18 @@ class Link:
     def unlisten(self, request: int) -> None:
         """Forget a listener; harmless to repeat."""
         self._listeners.pop(request, None)
+
+    def drop(self, session: int) -> None:
+        """Give a session up: its tree is killed and it is forgotten."""
+        self.post(Kind.DROP, body={"sessions": [session], "tokens": []})
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Run `action` in the loop soon; from any thread, and from finalizers.
+
+        A closed loop runs nothing any more: then the lifeline's end drops everything.
+        """
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(action)
 
     def _offer(self, frames: list[Any]) -> bool:
         try:

@@ -546,6 +546,7 @@ class Router:
             asked = session.pending.pop(Ask(message.client, message.request), None)
             if asked is Kind.SPAWN:
                 self._spawn_answered(session, message)
+                return
         elif kind is Kind.CLOSED and message.request:
             session.pending.pop(Ask(message.client, message.request), None)
         elif session.state is not State.LEAVING and not message.request:

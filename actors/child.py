@@ -1,0 +1,621 @@
+"""A started child, as its user holds it."""
+
+import asyncio
+import os
+import signal
+import warnings
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from actors.events import (
+    Completed,
+    ExitStatus,
+    KillReceipt,
+    PollResult,
+    Snapshot,
+    WriteResult,
+)
+from actors.record import Record, lost_status
+from actors.streams import Capture, EventStream, Reader
+from actors.text import TextView
+from broker import errors
+from broker.link import Link
+from broker.wire import STREAMS, Kind, Message, unpack
+
+if TYPE_CHECKING:
+    from actors.engine import Engine
+
+MAX_POLL: Final = 4 * 1024 * 1024
+WRITE_PIECE: Final = 64 * 1024
+"""Bytes of input per message: the broker never holds more of one writer at once."""
+KILL_MARGIN: Final = 2.0
+"""Seconds that an answer may take beyond the time the worker was given."""
+
+Data = bytes | bytearray | memoryview | str
+
+
+class Child:
+    """One child process and everything that can be done with it.
+
+    Made by `Engine.spawn`, `Scope.spawn` and `Engine.attach`. A child spawned by an
+    engine is owned by this handle: closing or collecting it ends the child. One spawned
+    by a scope is owned by the scope.
+    """
+
+    def __init__(self, engine: "Engine", record: Record, *, owned: bool) -> None:
+        self._engine = engine
+        self._link: Link = engine.link
+        self._record = record
+        self._view = TextView()
+        self._cursor = dict.fromkeys(STREAMS, 0)
+        self._polling = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._polled = False
+        record.handles += 1
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        if owned:
+            self._finalizer = weakref.finalize(
+                self, _collected, engine.link, record, record.process
+            )
+            self._finalizer.atexit = False
+
+    def __repr__(self) -> str:
+        state = "running" if self.returncode is None else f"returned {self.returncode}"
+        return f"<Child {self.id} pid {self.pid} {self.argv!r} {state}>"
+
+    # -- what is known without asking -------------------------------------------
+
+    @property
+    def id(self) -> int:
+        """The session's number."""
+        return self._record.id
+
+    @property
+    def pid(self) -> int:
+        """The process id of the child."""
+        return self._record.pid
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command."""
+        return self._record.argv
+
+    @property
+    def tty(self) -> bool:
+        """Whether the child has a terminal."""
+        return False
+
+    @property
+    def scope(self) -> str | None:
+        """The name of the scope that owns it, None when this handle does."""
+        return self._record.scope
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs, then as in `subprocess`; it turns without a call.
+
+        It stays None when the worker was lost: `ended` tells.
+        """
+        status = self._record.status
+        return None if status is None else status.returncode
+
+    @property
+    def ended(self) -> bool:
+        """Whether the child has ended, however."""
+        return self._record.status is not None
+
+    # -- output -----------------------------------------------------------------
+
+    async def poll(
+        self,
+        input: Data | None = None,
+        *,
+        wait: float | None = None,
+        mode: Literal["output", "completion"] | None = None,
+        max_bytes: int | None = None,
+        yield_on: asyncio.Event | None = None,
+    ) -> PollResult:
+        """Write `input` if given, then return what came since the last poll.
+
+        Args:
+            input: bytes for stdin, or text as UTF-8; empty is none.
+            wait: seconds to wait at most, 10 unless told; 0: what is there now. Clamped
+                to 30 s with input or at first, to 300 s else.
+            mode: `output` returns once there was output and 50 ms of quiet,
+                `completion` at the end. By default `output` with input, else
+                `completion`.
+            max_bytes: bytes of output to return at most.
+            yield_on: returns early with what there is when this is set.
+
+        Raises:
+            InvalidRequest: an argument is out of range.
+            StdinUnavailable: there is input, and nowhere to put it.
+            SessionNotFound: the session was closed.
+            BrokerLost: the broker is gone.
+        """
+        self._check()
+        data = as_bytes("input", input or b"")
+        body = {
+            "wait": self._clamp(wait, first=bool(data) or not self._polled),
+            "mode": _mode(mode, has_input=bool(data)),
+            "limit": _limit("max_bytes", max_bytes, MAX_POLL),
+        }
+        async with self._polling:
+            self._polled = True
+            started = self._link.loop.time()
+            writing = asyncio.ensure_future(self._write(data, None)) if data else None
+            try:
+                reply = await self._ask_poll(body, yield_on, writing)
+            finally:
+                if writing is not None and not writing.done():
+                    writing.add_done_callback(_ignore)
+            return self._poll_result(reply, self._link.loop.time() - started)
+
+    def _clamp(self, wait: float | None, *, first: bool) -> float:
+        settings = self._engine.settings
+        asked = settings.poll_wait if wait is None else wait
+        if not asked >= 0:
+            raise errors.InvalidRequest("wait", "is not negative")
+        most = settings.poll_wait_max if first else settings.poll_empty_wait_max
+        return min(asked, most)
+
+    async def _ask_poll(
+        self,
+        body: dict[str, Any],
+        yield_on: asyncio.Event | None,
+        writing: "asyncio.Future[WriteResult] | None",
+    ) -> Message | errors.WorkerLost:
+        request = self._link.number()
+        cursor = dict(self._cursor)
+        asked = self._link.ask(Kind.POLL, self.id, {**body, **cursor}, request=request)
+        yielding = asyncio.ensure_future(yield_on.wait()) if yield_on else None
+        pending = {f for f in (asked, yielding, writing) if f is not None}
+        try:
+            while not asked.done():
+                done, pending = await asyncio.wait(
+                    pending, return_when=asyncio.FIRST_COMPLETED
+                )
+                if writing in done and writing is not None:
+                    writing.result()
+                if yielding in done and not asked.done():
+                    self._stop(request)
+                    now = {**body, **cursor, "wait": 0.0}
+                    asked = self._link.ask(Kind.POLL, self.id, now)
+                    pending = {asked}
+            return asked.result()
+        except errors.WorkerLost as lost:
+            return lost
+        finally:
+            if yielding is not None:
+                yielding.cancel()
+            if not asked.done():
+                asked.cancel()
+                self._stop(request)
+
+    def _stop(self, request: int) -> None:
+        if self._link.lost is None:
+            self._link.post(Kind.STOP, self.id, 0, {"target": request})
+
+    def _poll_result(
+        self, reply: Message | errors.WorkerLost, wall_time: float
+    ) -> PollResult:
+        if isinstance(reply, errors.WorkerLost):
+            self._record.end(lost_status(self._record.started))
+            state, status, items = "lost", self._record.status, []
+            more, done = False, True
+        else:
+            body: Any = reply.body
+            state, more, done = body["state"], body["more"], body["done"]
+            wire = body["status"]
+            status = None if wire is None else ExitStatus.from_wire(wire)
+            items = unpack(reply.payload or b"")
+        parts: dict[str, list[bytes]] = {stream: [] for stream in STREAMS}
+        text, transcript, dropped, before = "", [], 0, self._view.undecodable
+        for stream, gap, data in items:
+            if data is None:
+                dropped += gap
+                text += self._view.skip(stream)
+                self._cursor[stream] += gap
+                continue
+            parts[stream].append(data)
+            transcript.append(data)
+            text += self._view.decode(stream, data)
+            self._cursor[stream] += len(data)
+        if done:
+            text += self._view.finish()
+        return PollResult(
+            stdout=b"".join(parts["stdout"]),
+            stderr=b"".join(parts["stderr"]),
+            transcript=b"".join(transcript),
+            text=text,
+            undecodable=self._view.undecodable - before,
+            dropped_bytes=dropped,
+            status=status,
+            state=state,
+            more=more,
+            done=done,
+            wall_time=wall_time,
+            chunk_id=os.urandom(3).hex(),
+        )
+
+    def events(
+        self,
+        after: Literal["oldest", "newest"] | int = "oldest",
+        *,
+        window: int | None = None,
+    ) -> EventStream:
+        """Return an async iterator of what happens, attached now.
+
+        Args:
+            after: `oldest`: from the first byte kept; `newest`: from now on; or the
+                sequence (bytes of both streams before) to begin at.
+            window: bytes under way at most before this iterator takes them.
+
+        Raises:
+            InvalidRequest: an argument is out of range.
+        """
+        self._check()
+        settings = self._engine.settings
+        size = _limit("window", window, settings.window_bytes, settings.window_bytes)
+        if not isinstance(after, str):
+            _limit("after", after + 1, 1)
+        elif after not in ("oldest", "newest"):
+            raise errors.InvalidRequest("after", "is oldest, newest or a sequence")
+        return EventStream(
+            self._record,
+            self._link,
+            after=None if isinstance(after, str) else after,
+            newest=after == "newest",
+            chunks=settings.window_chunks,
+            size=min(size, self._record.block or size),
+        )
+
+    def reader(
+        self,
+        stream: Literal["stdout", "stderr"] = "stdout",
+        *,
+        after: Literal["oldest", "newest"] | int = "oldest",
+    ) -> Reader:
+        """Return a cursor of one stream.
+
+        Args:
+            stream: which one.
+            after: `oldest`, `newest`, or the offset to begin at.
+
+        Raises:
+            InvalidRequest: there is no such stream, or `after` is out of range.
+        """
+        self._check()
+        if stream not in self._record.streams:
+            raise errors.InvalidRequest("stream", f"{stream!r} is not piped here")
+        if isinstance(after, int):
+            return Reader(
+                self._record, self._link, stream, _limit("after", after + 1, 1) - 1
+            )
+        if after not in ("oldest", "newest"):
+            raise errors.InvalidRequest("after", "is oldest, newest or an offset")
+        start = 0 if after == "oldest" else None
+        return Reader(self._record, self._link, stream, start)
+
+    async def output(self, limit: int | None = None) -> Completed:
+        """Close stdin, and return everything that the child writes until its end.
+
+        The child is held back rather than output dropped, by every policy.
+
+        Args:
+            limit: bytes of both streams to keep; the rest is drained.
+
+        Raises:
+            OutputLimitExceeded: there was more; it carries what was kept.
+            OutputLost: bytes had been dropped before this call.
+            WorkerLost: the worker died.
+        """
+        self._check()
+        if limit is not None:
+            _limit("limit", limit + 1, 1)
+        await self.close_stdin()
+        request, settings = self._link.number(), self._engine.settings
+        size = min(settings.window_bytes, self._record.block or settings.window_bytes)
+        capture = Capture(self._link, request, size, limit)
+        body = {
+            "after": None,
+            "newest": False,
+            "chunks": settings.window_chunks,
+            "bytes": size,
+            "capture": True,
+        }
+        try:
+            self._link.post(Kind.OPEN, self.id, request, body)
+            await capture.closed
+        finally:
+            capture.stop()
+            if not capture.closed.done() or capture.closed.cancelled():
+                self._stop(request)
+        return completed(self._record, capture, limit)
+
+    async def communicate(self, input: Data | None = None) -> tuple[bytes, bytes]:
+        """Write `input`, close stdin, and return (stdout, stderr), as in asyncio."""
+        writing = None
+        if input:
+            writing = asyncio.ensure_future(self._write(as_bytes("input", input), None))
+        try:
+            if writing is None:
+                done = await self.output()
+            else:
+                done = await self._output_beside(writing)
+        finally:
+            if writing is not None and not writing.done():
+                writing.add_done_callback(_ignore)
+        return done.stdout, done.stderr
+
+    async def _output_beside(self, writing: "asyncio.Future[WriteResult]") -> Completed:
+        """Read while writing, so that neither pipe fills up; then close stdin."""
+        async with self.events() as stream:
+            collected: dict[str, list[bytes]] = {name: [] for name in STREAMS}
+            writing.add_done_callback(
+                lambda _: (
+                    self._link.lost is None
+                    and self._link.post(Kind.CLOSE_STDIN, self.id)
+                )
+            )
+            status = None
+            async for event in stream:
+                data = getattr(event, "data", None)
+                if data is not None:
+                    collected[event.stream].append(data)  # type: ignore[union-attr]
+                status = getattr(event, "status", status)
+        if status is None:
+            raise errors.WorkerLost
+        return Completed(
+            argv=self.argv,
+            stdout=b"".join(collected["stdout"]),
+            stderr=b"".join(collected["stderr"]),
+            status=status,
+            metadata=dict(self._record.metadata),
+        )
+
+    # -- input ------------------------------------------------------------------
+
+    async def write(self, data: Data, *, at: int | None = None) -> WriteResult:
+        """Put `data` into the child's stdin; returns when it is in the pipe.
+
+        Args:
+            data: bytes, or text as UTF-8; any length, sent in pieces.
+            at: offset of `data` in all input so far: a retry writes nothing twice.
+
+        Returns:
+            How many bytes went in (fewer when the child ended meanwhile), and whether
+            the child runs.
+
+        Raises:
+            StdinUnavailable: stdin is null or closed, or the child has ended.
+            InvalidRequest: `at` is beyond what was written.
+        """
+        self._check()
+        payload = as_bytes("data", data)
+        if at is not None:
+            _limit("at", at + 1, 1)
+        async with self._writing:
+            return await self._write(payload, at)
+
+    async def _write(self, data: bytes, at: int | None) -> WriteResult:
+        """Keep at most half of the worker's queue under way, in order."""
+        window = max(1, self._engine.settings.stdin_queue // (2 * WRITE_PIECE))
+        starts = range(0, max(1, len(data)), WRITE_PIECE)
+        asked: list[asyncio.Future[Message]] = []
+        accepted, state = 0, "running"
+        for start in starts:
+            piece = data[start : start + WRITE_PIECE]
+            body = {"at": None if at is None else at + start}
+            asked.append(self._link.ask(Kind.WRITE, self.id, body, piece))
+            if len(asked) >= window or start == starts[-1]:
+                for future in [asked.pop(0)] if start != starts[-1] else asked:
+                    result: Any = (await future).body
+                    accepted += result["accepted"]
+                    state = result["state"]
+                    if state == "ended":
+                        return WriteResult(accepted, "ended")
+        return WriteResult(accepted, "ended" if state == "ended" else "running")
+
+    async def close_stdin(self) -> None:
+        """Close the child's stdin now; harmless to repeat.
+
+        It does not wait behind a write: a pending one returns what went in so far.
+        """
+        self._check()
+        try:
+            await self._link.ask(Kind.CLOSE_STDIN, self.id)
+        except errors.WorkerLost:
+            return
+
+    # -- the end ----------------------------------------------------------------
+
+    async def wait(self, timeout: float | None = None) -> ExitStatus:
+        """Return how the child ended; any number of callers, before or after.
+
+        Raises:
+            TimedOut: it did not end within `timeout` seconds; it is left alone.
+            BrokerLost: the broker is gone.
+        """
+        self._check(alive=False)
+        record = self._record
+        if record.status is None and record.failure is None:
+            waiter = self._link.loop.create_future()
+            record.waiters.add(waiter)
+            try:
+                async with asyncio.timeout(timeout):
+                    await waiter
+            except TimeoutError:
+                raise errors.TimedOut(list(self.argv), timeout or 0.0) from None
+            finally:
+                record.waiters.discard(waiter)
+        if record.status is not None:
+            return record.status
+        assert record.failure is not None
+        raise record.failure
+
+    async def kill(self, timeout: float = 5.0) -> KillReceipt:
+        """End the child and everything it started; return once that is proven.
+
+        Args:
+            timeout: seconds until survivors are listed instead.
+
+        Raises:
+            SessionNotFound: the session was closed before.
+        """
+        return await self._end(None, timeout, "killed", release=False)
+
+    async def terminate(self, grace: float = 2.0) -> KillReceipt:
+        """Ask the child to end (SIGTERM), and kill what is left after `grace` seconds."""
+        timeout = self._engine.settings.kill_timeout
+        return await self._end(grace, timeout, "killed", release=False)
+
+    async def _end(
+        self, grace: float | None, timeout: float, cause: str, *, release: bool
+    ) -> KillReceipt:
+        self._check()
+        for name, value in (("grace", grace), ("timeout", timeout)):
+            if value is not None and not value >= 0:
+                raise errors.InvalidRequest(name, "is not negative")
+        body = {"grace": grace, "timeout": timeout, "cause": cause, "release": release}
+        # Ending goes on when the caller is cancelled: nobody awaits the answer then.
+        reply = await asyncio.shield(self._link.ask(Kind.KILL, self.id, body))
+        return KillReceipt.from_wire(reply.body["receipt"])
+
+    async def interrupt(self) -> bool:
+        """Send SIGINT to the foreground group; False when the child has ended."""
+        return await self._signal(signal.SIGINT, group=True, interrupt=True)
+
+    async def signal(self, number: int, *, group: bool = False) -> bool:
+        """Send a signal to the child, or to its group.
+
+        Returns:
+            False when the child has ended.
+
+        Raises:
+            InvalidRequest: there is no such signal.
+        """
+        if isinstance(number, bool) or number not in signal.valid_signals():
+            raise errors.InvalidRequest("number", f"{number!r} is no signal")
+        return await self._signal(number, group=group, interrupt=False)
+
+    async def _signal(self, number: int, *, group: bool, interrupt: bool) -> bool:
+        self._check()
+        body = {"number": int(number), "group": group, "interrupt": interrupt}
+        try:
+            reply = await self._link.ask(Kind.SIGNAL, self.id, body)
+        except errors.WorkerLost:
+            return False
+        return bool(reply.body["sent"])
+
+    async def snapshot(self) -> Snapshot:
+        """Return how the session is now; nothing is consumed.
+
+        Raises:
+            SessionNotFound: the session was closed.
+        """
+        self._check()
+        return await self._engine.snapshot(self.id)
+
+    async def aclose(self) -> None:
+        """End the child if it still runs, and let the engine forget it."""
+        if self._record.released:
+            return
+        self._check()
+        self._record.released = True
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        timeout = self._engine.settings.kill_timeout
+        receipt = await self._end(None, timeout, "owner-drop", release=True)
+        self._engine.forget(self._record)
+        if receipt.survivors:
+            left = ", ".join(str(s.pid) for s in receipt.survivors)
+            raise errors.EngineError(f"session {self.id}: not proven gone: {left}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def _check(self, *, alive: bool = True) -> None:
+        self._engine.check(alive=alive)
+
+
+def _collected(link: Link, record: Record, process: int) -> None:
+    """Drop a session whose last handle was collected; any thread, any moment."""
+    record.handles -= 1
+    if not record.here(process) or record.handles or record.released:
+        return
+    record.released = True
+    if link.lost is not None:
+        return
+    warnings.warn(
+        f"child {record.id} {record.argv!r} was never closed: its session is dropped",
+        ResourceWarning,
+        stacklevel=2,
+    )
+    link.call(lambda: link.drop(record.id))
+
+
+def _ignore(future: "asyncio.Future[Any]") -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def completed(record: Record, capture: Capture, limit: int | None) -> Completed:
+    """Return what a finished capture holds.
+
+    Raises:
+        OutputLimitExceeded, OutputLost, WorkerLost: see `Child.output`.
+    """
+    capture.closed.result()
+    stdout, stderr = capture.output("stdout"), capture.output("stderr")
+    if capture.lost:
+        raise errors.OutputLost(capture.lost, stdout, stderr)
+    if capture.exceeded:
+        raise errors.OutputLimitExceeded(limit or 0, stdout, stderr)
+    if capture.status is None:
+        raise errors.WorkerLost
+    return Completed(
+        argv=record.argv,
+        stdout=stdout,
+        stderr=stderr,
+        status=capture.status,
+        metadata=dict(record.metadata),
+    )
+
+
+def as_bytes(name: str, data: object) -> bytes:
+    """Return `data` as bytes; text is UTF-8.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    if isinstance(data, str):
+        return data.encode("utf-8", "surrogateescape")
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    raise errors.InvalidRequest(name, f"is bytes or str, not {type(data).__name__}")
+
+
+def _mode(mode: str | None, *, has_input: bool) -> str:
+    if mode is None:
+        return "output" if has_input else "completion"
+    if mode not in ("output", "completion"):
+        raise errors.InvalidRequest("mode", "is output or completion")
+    return mode
+
+
+def _limit(name: str, value: int | None, default: int, most: int | None = None) -> int:
+    if value is None:
+        return default
+    if type(value) is not int or value < 1 or value > 2**53:
+        raise errors.InvalidRequest(name, "is a whole number in range")
+    return value if most is None else min(value, most)

@@ -1,0 +1,120 @@
+"""Scopes: named groups of children with one owner, which end together."""
+
+import asyncio
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from actors.child import Child
+from actors.events import Completed, KillReceipt, Snapshot
+from actors.spec import Spec
+from broker import errors
+
+if TYPE_CHECKING:
+    from actors.engine import Engine
+
+
+class Scope:
+    """A group of children; leaving it, also by an exception, ends them all.
+
+    Made by `Engine.scope`. It holds its children: collecting a handle does nothing.
+    """
+
+    def __init__(self, engine: "Engine", name: str, cancel: object) -> None:
+        self.name = name
+        self._engine = engine
+        self._children: dict[int, Child] = {}
+        self._closed = False
+        self._guard: asyncio.Task[None] | None = None
+        if cancel is not None:
+            self._guard = asyncio.ensure_future(self._close_on(cancel))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def _close_on(self, cancel: Any) -> None:
+        if isinstance(cancel, asyncio.Event):
+            await cancel.wait()
+        else:
+            await asyncio.wait([cancel])
+        self._guard = None
+        await self.aclose()
+
+    async def spawn(self, argv: Any, **options: Any) -> Child:
+        """Start a child that this scope owns; see `Engine.spawn`."""
+        self._check()
+        record = await self._engine.start(Spec(argv, **options), self.name)
+        child = self._children.get(record.id)
+        if child is None:
+            child = self._children[record.id] = Child(self._engine, record, owned=False)
+        if self._closed:
+            await child.aclose()
+            raise errors.SessionNotFound(f"the scope {self.name!r} closed meanwhile")
+        return child
+
+    async def run(
+        self,
+        argv: Any,
+        *,
+        input: bytes | str | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+        limit: int | None = None,
+        **options: Any,
+    ) -> Completed:
+        """Run a command to its end within this scope; see `Engine.run`."""
+        self._check()
+        return await self._engine.run_in(
+            self.name, argv, input, timeout, limit, check=check, **options
+        )
+
+    async def children(self) -> list[Snapshot]:
+        """Return this scope's live sessions, by id."""
+        self._check()
+        return await self._engine.children(self.name)
+
+    async def kill(self) -> list[KillReceipt | errors.SessionNotFound]:
+        """End every child of this scope now, and keep them readable."""
+        self._check()
+        return await self._engine.kill(self._living())
+
+    def _living(self) -> Iterable[int]:
+        return [child.id for child in self._children.values() if not child.ended]
+
+    async def aclose(self) -> int:
+        """End and release every child, in parallel; return how many there were.
+
+        Raises:
+            ExceptionGroup: what failed, each with a note that names its session.
+        """
+        if self._closed:
+            return 0
+        self._closed = True
+        if self._guard is not None:
+            self._guard.cancel()
+        self._engine.leave(self)
+        children = list(self._children.values())
+        results = await asyncio.gather(
+            *(child.aclose() for child in children), return_exceptions=True
+        )
+        failed = []
+        for child, result in zip(children, results, strict=True):
+            if isinstance(result, Exception):
+                result.add_note(f"while closing session {child.id} {child.argv!r}")
+                failed.append(result)
+        if failed:
+            raise ExceptionGroup(f"closing the scope {self.name!r}", failed)
+        return len(children)
+
+    def _check(self) -> None:
+        self._engine.check()
+        if self._closed:
+            raise errors.SessionNotFound(f"the scope {self.name!r} is closed")
