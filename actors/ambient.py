@@ -6,7 +6,9 @@ from typing import Final
 
 from actors.spec import Ambient
 
-_RLIMITS: Final = tuple(range(resource.RLIM_NLIMITS))
+_RLIMITS: Final = tuple(
+    sorted({getattr(resource, n) for n in dir(resource) if n.startswith("RLIMIT_")})
+)
 
 
 class Surroundings:

@@ -16,7 +16,7 @@ from actors.record import Record, lost_status
 from actors.scope import Scope
 from actors.spec import Launch, Settings, Spec
 from actors.streams import Capture
-from broker import errors
+from broker import auth, errors
 from broker.link import Link, error_of
 from broker.wire import MAX_IDS, STREAMS, VERSION, Kind, Message, pack, unpack
 
@@ -488,9 +488,7 @@ def _check_endpoint(endpoint: object, keys: object) -> None:
         raise errors.InvalidRequest("endpoint", "is a text such as ipc:///PATH")
     if endpoint.startswith("tcp://") and keys is None:
         raise errors.InvalidRequest("keys", "tcp:// needs a directory of keys")
-    from broker.supervisor import endpoint_path  # noqa: PLC0415
-
-    endpoint_path(endpoint)
+    auth.endpoint_path(endpoint)
 
 
 def _document(launch: Launch) -> bytes:

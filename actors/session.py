@@ -12,6 +12,7 @@ dropped, and when that fills the log the child's pipes are not read any more.
 
 import os
 from collections.abc import Callable, Hashable
+from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
 from actors import lifecycle, process
@@ -28,6 +29,8 @@ POLL_LIMIT: Final = 4 * 1024 * 1024
 """Bytes of output in one poll's answer; more stays for the next poll."""
 MOST_PIECES: Final = 10_000
 """Runs of one stream in one poll's answer."""
+LEFTOVERS: Final = 100
+"""Leftovers named in a status, which has to fit into a control frame."""
 TAIL: Final = 4096
 """Bytes of output in a snapshot."""
 
@@ -556,7 +559,7 @@ class Session:
         dropped = sum(self.log.stats(s).dropped for s in ("stdout", "stderr"))
         document = {
             "id": self.number,
-            "scope": launch.scope or None,
+            "scope": launch.scope,
             "argv": list(launch.argv),
             "cwd": launch.cwd,
             "pid": self.process.pid,
@@ -568,7 +571,7 @@ class Session:
             "status": self.status.to_wire() if self.status else None,
             "tail": self.log.newest(TAIL),
             "dropped": dropped,
-            "metadata": [list(item) for item in launch.metadata],
+            "metadata": dict(launch.metadata),
             "authority": launch.authority,
         }
         self._answer(ask, {}, pack(document))
@@ -729,7 +732,8 @@ def _plain(survivor: tree.Survivor) -> tuple[int, float, int, str]:
 def _below() -> tuple[Survivor, ...]:
     """Return the processes below this worker: the leader's leftovers."""
     found = (tree.survivor(pid) for pid in tree.descendants(os.getpid()))
-    return tuple(Survivor(*_plain(s)) for s in found if s and s.state != "Z")
+    living = (Survivor(*_plain(s)) for s in found if s and s.state != "Z")
+    return tuple(islice(living, LEFTOVERS))
 
 
 def read_launch(message: Message) -> Launch:

@@ -31,6 +31,7 @@ __all__ = [
     "AlreadyRunning",
     "Peer",
     "RunDirectory",
+    "endpoint_path",
     "peer_pidfd",
     "runtime_root",
 ]
@@ -76,6 +77,22 @@ def runtime_root(environ: Mapping[str, str], uid: int) -> bytes:
     if given.startswith(b"/"):
         return os.path.join(given, b"creche")
     return b"/run/creche" if uid == 0 else b"/tmp/creche-%d" % uid
+
+
+def endpoint_path(endpoint: str | None) -> bytes:
+    """Return the path in `ipc://PATH`, empty for None.
+
+    Raises:
+        InvalidRequest: it is no ipc endpoint.
+    """
+    if endpoint is None:
+        return b""
+    if endpoint.startswith("tcp://"):
+        raise InvalidRequest("endpoint", "tcp:// needs keys, which do not exist yet")
+    path = endpoint.removeprefix("ipc://")
+    if path == endpoint or not path.startswith("/") or path.endswith("/"):
+        raise InvalidRequest("endpoint", f"{endpoint!r} is not ipc:///ABSOLUTE/PATH")
+    return os.fsencode(path)
 
 
 class RunDirectory:

@@ -21,7 +21,6 @@ from typing import Any, Final
 import zmq
 
 from broker import auth, errors, wire
-from broker.supervisor import endpoint_path
 from broker.wire import Kind, Message
 
 DRAIN: Final = 256
@@ -48,7 +47,7 @@ class Link:
     def __init__(
         self, endpoint: str, on_push: Listener, on_lost: Callable[[], None]
     ) -> None:
-        path = endpoint_path(endpoint)
+        path = auth.endpoint_path(endpoint)
         self.endpoint = endpoint
         self.loop = asyncio.get_running_loop()
         self.client = 0

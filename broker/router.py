@@ -534,19 +534,23 @@ class Router:
         if message.kind is Kind.IDLE:
             self._worker_idle(worker, session)
         elif session is not None and message.kind in _ANSWERS:
-            self._note(session, message)
+            noted = self._note(session, message)
             peer = self.peers.get(message.client or session.client)
-            if peer is not None:
-                self._out.append(ToClient(peer, message))
+            if peer is not None and noted is not None:
+                self._out.append(ToClient(peer, noted))
 
-    def _note(self, session: Session, message: Message) -> None:
-        """Keep the registry in step with what a worker's message says."""
+    def _note(self, session: Session, message: Message) -> Message | None:
+        """Keep the registry in step with what a worker's message says.
+
+        Returns what is to be passed on.
+        """
         kind = message.kind
         if kind in (Kind.REPLY, Kind.ERROR):
             asked = session.pending.pop(Ask(message.client, message.request), None)
             if asked is Kind.SPAWN:
                 self._spawn_answered(session, message)
-                return
+            if asked is Kind.SNAPSHOT and kind is Kind.REPLY:
+                return message._replace(body={"owner_alive": session.client != 0})
         elif kind is Kind.CLOSED and message.request:
             session.pending.pop(Ask(message.client, message.request), None)
         elif session.state is not State.LEAVING and not message.request:
@@ -554,6 +558,7 @@ class Router:
                 session.state = State.EXITED
             elif kind is Kind.CLOSED:
                 session.state = State.CLOSED
+        return message
 
     def _spawn_answered(self, session: Session, message: Message) -> None:
         waiting = [ask for ask, kind in session.pending.items() if kind is Kind.SPAWN]

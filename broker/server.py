@@ -11,7 +11,6 @@ import os
 import secrets
 import select
 import socket
-import struct
 import time
 from collections import deque
 from contextlib import suppress
@@ -406,7 +405,7 @@ def open_socket(listener: socket.socket, path: bytes) -> Any:
     clients.setsockopt(zmq.SNDHWM, QUEUE)
     clients.setsockopt(zmq.RCVHWM, QUEUE)
     clients.setsockopt(zmq.HANDSHAKE_IVL, 3000)
-    clients.setsockopt(zmq.IPC_FILTER_UID, struct.pack("I", os.geteuid()))
+    clients.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
     # bind() would silently replace whatever lies at the path: the supervisor has bound.
     clients.setsockopt(zmq.USE_FD, listener.fileno())
     clients.bind(b"ipc://" + path)
@@ -418,6 +417,7 @@ def run(
     control: _socket.socket,
     pool_leg: _socket.socket,
     listener: socket.socket,
+    name: bytes,
     lifeline: socket.socket,
     directory: auth.RunDirectory,
     page: int,
@@ -429,7 +429,8 @@ def run(
     rules = router.Router(
         secrets.randbits(62) + 1, shared=shared, warm=warm, capacity=capacity()
     )
-    clients = open_socket(listener, directory.path(auth.BROKER_SOCKET))
+    listener.setblocking(False)
+    clients = open_socket(listener, directory.path(name))
     server = Server(rules, clients, Leg(control), lease.Page(page))
     server.operator_key = directory.operator_key()
     lifeline.setblocking(False)

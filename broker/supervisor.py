@@ -85,7 +85,7 @@ class Supervisor:
         if options.endpoint is None:
             auth.RunDirectory.sweep_stale(os.path.dirname(self.directory.location))
         self.directory.operator_key()
-        name = os.path.basename(endpoint_path(options.endpoint))
+        name = os.path.basename(auth.endpoint_path(options.endpoint))
         self.name = name or auth.BROKER_SOCKET
         self.listener = self.directory.listen(self.name)
         self.lifeline = self.directory.listen(auth.LIFELINE_SOCKET)
@@ -151,6 +151,7 @@ class Supervisor:
             control=control,
             pool_leg=pool_leg,
             listener=self.listener,
+            name=self.name,
             lifeline=self.lifeline,
             directory=self.directory,
             page=self.page,
@@ -256,26 +257,10 @@ class Supervisor:
             self._reap()
 
 
-def endpoint_path(endpoint: str | None) -> bytes:
-    """Return the path in `ipc://PATH`, empty for None.
-
-    Raises:
-        InvalidRequest: it is no ipc endpoint.
-    """
-    if endpoint is None:
-        return b""
-    if endpoint.startswith("tcp://"):
-        raise InvalidRequest("endpoint", "tcp:// needs keys, which do not exist yet")
-    path = endpoint.removeprefix("ipc://")
-    if path == endpoint or not path.startswith("/") or path.endswith("/"):
-        raise InvalidRequest("endpoint", f"{endpoint!r} is not ipc:///ABSOLUTE/PATH")
-    return os.fsencode(path)
-
-
 def open_directory(endpoint: str | None) -> auth.RunDirectory:
     """Make or adopt the directory that this engine's sockets live in."""
     if endpoint is not None:
-        return auth.RunDirectory.create(os.path.dirname(endpoint_path(endpoint)))
+        return auth.RunDirectory.create(os.path.dirname(auth.endpoint_path(endpoint)))
     root = auth.runtime_root(os.environ, os.geteuid())
     name = auth.RUN_PREFIX + secrets.token_hex(8).encode()
     return auth.RunDirectory.create(root, name)
