@@ -1,0 +1,105 @@
+"""Coroutine tests, a runtime directory of their own, and the leak guard."""
+
+import asyncio
+import gc
+import inspect
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker import tree
+from tests.helpers import NOT_BLOCKED, eventually
+
+tree.become_subreaper()  # whatever escapes an engine shows up as our own child
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    asyncio.run(pyfuncitem.obj(**arguments))
+    return True
+
+
+@pytest.fixture(scope="session")
+def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runtime")
+
+
+@pytest.fixture(autouse=True)
+def _own_runtime(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the tests' engines away from the user's."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_dir))
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks(
+    request: pytest.FixtureRequest,
+    runtime_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
+    """Fail a live test that leaves anything behind, or whose engine said last words."""
+    if request.node.get_closest_marker("live") is None:
+        yield
+        return
+    log = tmp_path / "engine.log"
+    monkeypatch.setenv("CRECHE_LOG", str(log))
+    before = holdings(runtime_dir)
+    yield
+    gc.collect()
+    left: dict[str, set[str]] = {}
+
+    def clean() -> bool:
+        nonlocal left
+        reap()
+        left = {
+            kind: found - before[kind]
+            for kind, found in holdings(runtime_dir).items()
+            if found - before[kind]
+        }
+        return not left
+
+    eventually(clean, NOT_BLOCKED, lambda: f"left behind: {left}")
+    words = log.read_text() if log.exists() else ""
+    assert not words, f"an engine process failed:\n{words}"
+
+
+def holdings(runtime_dir: Path) -> dict[str, set[str]]:
+    """Return what this process holds: the guard compares before and after."""
+    fds = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            fds.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
+        except FileNotFoundError:
+            continue  # the descriptor of this very listing
+    return {
+        "processes": {describe(pid) for pid in tree.descendants(os.getpid())},
+        "descriptors": fds,
+        "threads": {f"{t.name} {t.ident}" for t in threading.enumerate()},
+        "files": {str(path) for path in runtime_dir.rglob("run-*")},
+    }
+
+
+def describe(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+    except (FileNotFoundError, ProcessLookupError):
+        words = b""
+    return f"{pid} {words.decode(errors='replace').strip()}"
+
+
+def reap() -> None:
+    """Reap engine processes whose parent was killed by a test."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return
+        except ChildProcessError:
+            return

@@ -1,0 +1,105 @@
+"""Waiting for facts, and programs that misbehave on purpose."""
+
+import os
+import secrets
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+NOT_BLOCKED = 15.0
+"""Seconds after which a test calls something blocked; children live ten times longer."""
+
+FOREVER = 150
+"""Seconds that a child of a test lives when nobody ends it."""
+
+
+def eventually(
+    fact: Callable[[], object],
+    timeout: float = NOT_BLOCKED,
+    what: Callable[[], str] = lambda: "it did not happen",
+) -> None:
+    """Wait until `fact` is true; look every 5 ms."""
+    ends = time.monotonic() + timeout
+    while not fact():
+        if time.monotonic() > ends:
+            raise AssertionError(what())
+        select.poll().poll(5)
+
+
+def tag() -> str:
+    """Return a word that marks the processes of one test in their command lines."""
+    return f"tag{secrets.token_hex(8)}"
+
+
+def tagged(word: str) -> list[int]:
+    """Return the living processes with this word in their command line."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdecimal() or int(name) == os.getpid():
+            continue
+        try:
+            line = Path(f"/proc/{name}/cmdline").read_bytes()
+            state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if word.encode() in line and state not in "ZX":
+            found.append(int(name))
+    return found
+
+
+def gone(word: str, timeout: float = NOT_BLOCKED) -> None:
+    """Wait until no process with this word lives."""
+    eventually(lambda: not tagged(word), timeout, lambda: f"alive: {tagged(word)}")
+
+
+def alive(pid: int) -> bool:
+    """Return whether `pid` lives and is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def parent(pid: int) -> int:
+    """Return the parent of `pid`: of a child, its worker."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def end(pids: Iterable[int]) -> None:
+    """SIGKILL exactly these processes."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)  # noqa: TID251 - a test kills what it must survive
+
+
+def python(code: str, *words: str) -> list[str]:
+    """Return a command that runs `code` with `words` in its command line.
+
+    It ends by itself after `FOREVER` seconds, whatever happens.
+    """
+    deadline = f"import signal; signal.alarm({FOREVER})\n"
+    return [sys.executable, "-S", "-c", deadline + code, *words]
+
+
+DAEMON_TREE = """
+import os, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+for _ in range(int(sys.argv[2])):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        signal.alarm(%d)
+        while True:
+            signal.pause()
+os.write(1, b"up\\n")
+while True:
+    signal.pause()
+""" % FOREVER
+"""python(DAEMON_TREE, tag, count): double-forked setsid'd daemons that ignore SIGTERM;
+prints `up` when all are started."""
