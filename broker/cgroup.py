@@ -1,0 +1,151 @@
+"""Containment in a cgroup: a directory that a session's tree cannot leave unseen.
+
+Where the unified hierarchy (version 2) can be written, one write ends a whole tree,
+and no fork can outrun it. Whether it can is found out by doing it (`probe`): mount
+points, delegation and namespaces differ too much to be guessed.
+"""
+
+import os
+
+__all__ = ["Cgroup", "own_directory", "probe"]
+
+MOUNTS = "/proc/self/mountinfo"
+
+
+def own_directory(controller: str = "") -> str | None:
+    """Where the cgroup of this process is mounted.
+
+    Args:
+        controller: A controller of version 1; empty for the unified hierarchy.
+
+    Returns:
+        The directory, or None if that hierarchy is not mounted, or not above us.
+    """
+    mount = _find_mount(controller)
+    place = _find_place(controller)
+    if mount is None or place is None:
+        return None
+    root, point = mount
+    inside = os.path.relpath(place, root)
+    if inside.split("/")[0] == "..":
+        return None
+    return os.path.normpath(os.path.join(point, inside))
+
+
+def _find_mount(controller: str) -> tuple[str, str] | None:
+    """What part of the hierarchy is mounted, and where."""
+    with open(MOUNTS) as file:
+        for line in file:
+            front, _, back = line.partition(" - ")
+            kind, _, options = back.split()[:3]
+            if controller:
+                found = kind == "cgroup" and controller in options.split(",")
+            else:
+                found = kind == "cgroup2"
+            if found:
+                # The kernel writes a space in a path as an octal escape.
+                root, point = front.replace("\\040", " ").split(" ")[3:5]
+                return root, point
+    return None
+
+
+def _find_place(controller: str) -> str | None:
+    """Where this process is within the hierarchy."""
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            _, controllers, place = line.rstrip("\n").split(":", 2)
+            if controller in controllers.split(","):
+                return place
+    return None
+
+
+def probe() -> bool:
+    """Whether trees can be contained here: makes a cgroup, enters, leaves, removes it.
+
+    Moves all threads of this process for a moment. Not for a process that may fork at
+    the same time.
+    """
+    try:
+        trial = Cgroup.create(f"creche-probe-{os.getpid()}")
+        try:
+            trial.enter()
+            trial.leave()
+            # Absent from old kernels; there a cgroup lists its members, but kills none.
+            os.stat(os.path.join(trial.path, "cgroup.kill"))
+        finally:
+            trial.remove()
+    except OSError:
+        return False
+    return True
+
+
+class Cgroup:
+    """The cgroup of one session.
+
+    A child is born into it, without a moment outside: its starter enters, starts it and
+    leaves.
+
+    Attributes:
+        path: The directory; enough to find the cgroup again after a restart.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, name: str) -> "Cgroup":
+        """Make a new one below that of this process.
+
+        Raises:
+            OSError: There is no such hierarchy, no permission, or the name is taken.
+        """
+        parent = own_directory()
+        if parent is None:
+            raise FileNotFoundError("no unified cgroup hierarchy is mounted")
+        path = os.path.join(parent, name)
+        os.mkdir(path, 0o700)
+        return cls(path)
+
+    def enter(self) -> None:
+        """Move this process in, and so all that it starts from now on."""
+        _write(os.path.join(self.path, "cgroup.procs"), "0")
+
+    def leave(self) -> None:
+        """Move this process back to where the cgroup was made."""
+        _write(os.path.join(os.path.dirname(self.path), "cgroup.procs"), "0")
+
+    def pids(self) -> list[int]:
+        """Every process in it, also in cgroups that its members made below."""
+        found: list[int] = []
+        for directory, _, _ in os.walk(self.path):
+            with open(os.path.join(directory, "cgroup.procs")) as file:
+                found.extend(int(line) for line in file)
+        return found
+
+    def kill(self) -> None:
+        """Have the kernel kill every process in it, also those being forked now.
+
+        They still have to be reaped; it is over when `pids` is empty.
+
+        Raises:
+            OSError: The kernel does not offer it, or the cgroup is gone.
+            ValueError: This process is in it.
+        """
+        if os.getpid() in self.pids():
+            raise ValueError("refusing to kill the cgroup this process is in")
+        _write(os.path.join(self.path, "cgroup.kill"), "1")
+
+    def remove(self) -> None:
+        """Remove it with all that its members made below.
+
+        Raises:
+            OSError: A process is still in it.
+        """
+        for directory, _, _ in os.walk(self.path, topdown=False):
+            os.rmdir(directory)
+
+
+def _write(path: str, text: str) -> None:
+    # Unbuffered: the kernel's answer belongs to the write, not to a later close.
+    with open(path, "wb", buffering=0) as file:
+        file.write(text.encode("ascii"))
