@@ -85,7 +85,8 @@ def python(code: str, *words: str) -> list[str]:
     return [sys.executable, "-S", "-c", deadline + code, *words]
 
 
-DAEMON_TREE = """
+DAEMON_TREE = (
+    """
 import os, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -100,6 +101,8 @@ for _ in range(int(sys.argv[2])):
 os.write(1, b"up\\n")
 while True:
     signal.pause()
-""" % FOREVER
+"""
+    % FOREVER
+)
 """python(DAEMON_TREE, tag, count): double-forked setsid'd daemons that ignore SIGTERM;
 prints `up` when all are started."""
