@@ -5,6 +5,7 @@ import os
 import signal
 import warnings
 import weakref
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -31,6 +32,8 @@ WRITE_PIECE: Final = 64 * 1024
 """Bytes of input per message: the broker never holds more of one writer at once."""
 KILL_MARGIN: Final = 2.0
 """Seconds that an answer may take beyond the time the worker was given."""
+
+_LOST: Final = {"state": "lost", "more": False, "done": True}
 
 Data = bytes | bytearray | memoryview | str
 
@@ -202,11 +205,10 @@ class Child:
     ) -> PollResult:
         if isinstance(reply, errors.WorkerLost):
             self._record.end(lost_status(self._record.started))
-            state, status, items = "lost", self._record.status, []
-            more, done = False, True
+            body: Any = _LOST
+            status, items = self._record.status, []
         else:
-            body: Any = reply.body
-            state, more, done = body["state"], body["more"], body["done"]
+            body = reply.body
             wire = body["status"]
             status = None if wire is None else ExitStatus.from_wire(wire)
             items = unpack(reply.payload or b"")
@@ -222,7 +224,7 @@ class Child:
             transcript.append(data)
             text += self._view.decode(stream, data)
             self._cursor[stream] += len(data)
-        if done:
+        if body["done"]:
             text += self._view.finish()
         return PollResult(
             stdout=b"".join(parts["stdout"]),
@@ -232,9 +234,9 @@ class Child:
             undecodable=self._view.undecodable - before,
             dropped_bytes=dropped,
             status=status,
-            state=state,
-            more=more,
-            done=done,
+            state=body["state"],
+            more=body["more"],
+            done=body["done"],
             wall_time=wall_time,
             chunk_id=os.urandom(3).hex(),
         )
@@ -315,6 +317,24 @@ class Child:
         if limit is not None:
             _limit("limit", limit + 1, 1)
         await self.close_stdin()
+        return await self._capture(limit)
+
+    async def communicate(self, input: Data | None = None) -> tuple[bytes, bytes]:
+        """Write `input`, close stdin, and return (stdout, stderr), as in asyncio.
+
+        Raises:
+            OutputLost, WorkerLost: as for `output`.
+        """
+        self._check()
+        data = as_bytes("input", input or b"")
+        feeding = asyncio.ensure_future(self.feed(data))
+        try:
+            done = await self._capture(None)
+        finally:
+            feeding.cancel()
+        return done.stdout, done.stderr
+
+    async def _capture(self, limit: int | None) -> Completed:
         request, settings = self._link.number(), self._engine.settings
         size = min(settings.window_bytes, self._record.block or settings.window_bytes)
         capture = Capture(self._link, request, size, limit)
@@ -334,46 +354,11 @@ class Child:
                 self._stop(request)
         return completed(self._record, capture, limit)
 
-    async def communicate(self, input: Data | None = None) -> tuple[bytes, bytes]:
-        """Write `input`, close stdin, and return (stdout, stderr), as in asyncio."""
-        writing = None
-        if input:
-            writing = asyncio.ensure_future(self._write(as_bytes("input", input), None))
-        try:
-            if writing is None:
-                done = await self.output()
-            else:
-                done = await self._output_beside(writing)
-        finally:
-            if writing is not None and not writing.done():
-                writing.add_done_callback(_ignore)
-        return done.stdout, done.stderr
-
-    async def _output_beside(self, writing: "asyncio.Future[WriteResult]") -> Completed:
-        """Read while writing, so that neither pipe fills up; then close stdin."""
-        async with self.events() as stream:
-            collected: dict[str, list[bytes]] = {name: [] for name in STREAMS}
-            writing.add_done_callback(
-                lambda _: (
-                    self._link.lost is None
-                    and self._link.post(Kind.CLOSE_STDIN, self.id)
-                )
-            )
-            status = None
-            async for event in stream:
-                data = getattr(event, "data", None)
-                if data is not None:
-                    collected[event.stream].append(data)  # type: ignore[union-attr]
-                status = getattr(event, "status", status)
-        if status is None:
-            raise errors.WorkerLost
-        return Completed(
-            argv=self.argv,
-            stdout=b"".join(collected["stdout"]),
-            stderr=b"".join(collected["stderr"]),
-            status=status,
-            metadata=dict(self._record.metadata),
-        )
+    async def feed(self, data: bytes) -> None:
+        """Write all of `data`, then close stdin; the child may end before that."""
+        with suppress(errors.StdinUnavailable, errors.WorkerLost):
+            await self.write(data)
+            await self.close_stdin()
 
     # -- input ------------------------------------------------------------------
 
@@ -467,7 +452,7 @@ class Child:
         return await self._end(None, timeout, "killed", release=False)
 
     async def terminate(self, grace: float = 2.0) -> KillReceipt:
-        """Ask the child to end (SIGTERM), and kill what is left after `grace` seconds."""
+        """Ask the child to end (SIGTERM); after `grace` seconds kill what is left."""
         timeout = self._engine.settings.kill_timeout
         return await self._end(grace, timeout, "killed", release=False)
 

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +40,8 @@ class Embedded:
         self._keeper, theirs = socket.socketpair()
         self._keeper.setblocking(False)
         with theirs:
-            self._process = subprocess.Popen(
+            # vfork and exec of one program: about a millisecond, once per engine.
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - see above
                 command(theirs.fileno(), warm),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -76,19 +78,11 @@ class Embedded:
         self._process = self._keeper = None
         if keeper is not None:
             # A forked copy of this process may hold the socket: its end is no word.
-            try:
+            with suppress(OSError):  # the supervisor is gone already
                 keeper.send(b"end\n")
-            except OSError:
-                pass  # the supervisor is gone already
             keeper.close()
         if process is not None:
             await ended(process)
-
-    def abandon(self) -> None:
-        """Forget the processes in a forked copy, which does not own them."""
-        if self._process is not None:
-            self._process.returncode = 0
-            self._process = None
 
 
 async def ended(process: "subprocess.Popen[bytes]") -> None:
@@ -96,7 +90,7 @@ async def ended(process: "subprocess.Popen[bytes]") -> None:
     loop = asyncio.get_running_loop()
     pidfd = os.pidfd_open(process.pid)
     over = loop.create_future()
-    loop.add_reader(pidfd, lambda: over.done() or over.set_result(None))
+    loop.add_reader(pidfd, _settle, over)
     try:
         async with asyncio.timeout(END_TIMEOUT):
             await over
@@ -106,6 +100,11 @@ async def ended(process: "subprocess.Popen[bytes]") -> None:
         loop.remove_reader(pidfd)
         os.close(pidfd)
     process.wait()
+
+
+def _settle(over: "asyncio.Future[None]") -> None:
+    if not over.done():
+        over.set_result(None)
 
 
 def command(keeper: int, warm: int) -> list[str]:

@@ -21,6 +21,7 @@ from broker.link import Link, error_of
 from broker.wire import MAX_IDS, STREAMS, VERSION, Kind, Message, pack, unpack
 
 KEY_SIZE: Final = 32
+MAX_NAME: Final = 256
 RUN_INPUT: Final = 1024 * 1024
 """Bytes of input that travel with the spawn; more is written while it runs."""
 
@@ -101,7 +102,7 @@ class Engine:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End every child of this engine, and the private broker; harmless to repeat."""
+        """End every child, and the private broker; harmless to repeat."""
         if not self._open or os.getpid() != self._process:
             return
         self._open = False
@@ -306,7 +307,7 @@ class Engine:
         child = Child(self, record, owned=False)
         feeding = None
         if data is not None and len(data) > RUN_INPUT:
-            feeding = asyncio.ensure_future(_feed(child, data))
+            feeding = asyncio.ensure_future(child.feed(data))
         try:
             await self._await_capture(child, capture, timeout)
             done = completed(record, capture, limit)
@@ -371,8 +372,8 @@ class Engine:
         self.check()
         if name is None:
             name = f"scope-{secrets.token_hex(4)}"
-        if not isinstance(name, str) or not 0 < len(name) <= 256:
-            raise errors.InvalidRequest("name", "is a text of 1 to 256 characters")
+        if not 0 < len(as_bytes("name", name)) <= MAX_NAME:
+            raise errors.InvalidRequest("name", f"is a text of 1 to {MAX_NAME} bytes")
         if name in self._scopes:
             raise errors.InvalidRequest("name", f"a scope {name!r} is open already")
         scope = Scope(self, name, cancel)
@@ -448,10 +449,19 @@ class Engine:
         reply = await self.link.ask(Kind.INFO)
         counts: Any = dict(reply.body)
         machine = host.report()
+        versions = {
+            "creche": __version__,
+            "wire": str(VERSION),
+            "python": machine.python,
+            "kernel": machine.kernel,
+            "zmq": machine.zmq,
+            "msgpack": machine.msgpack,
+            "psutil": machine.psutil,
+        }
         return Info(
-            versions={"creche": __version__, "wire": str(VERSION), **machine.versions},
+            versions=versions,
             endpoint=self.link.endpoint,
-            containment=machine.containment,
+            containment="subreaper",
             limits={"sessions": counts.pop("capacity"), "ids_per_kill": MAX_IDS},
             counts={name: int(value) for name, value in counts.items()},
             latency={},
@@ -496,10 +506,3 @@ def _document(launch: Launch) -> bytes:
         return pack(launch.to_wire())
     except errors.ProtocolError as large:
         raise errors.InvalidRequest("argv", f"with env: {large}") from large
-
-
-async def _feed(child: Child, data: bytes) -> None:
-    """Write a long input beside the capture, then close stdin."""
-    with suppress(errors.EngineError):  # the child ended without reading it all
-        await child.write(data)
-        await child.close_stdin()

@@ -166,7 +166,7 @@ def _fork_exec(launch: Launch, ends: tuple[int, int, int]) -> int:
             candidates(program, dict(launch.env)),
             False,  # close_fds: every descriptor of ours is close-on-exec
             (),
-            launch.cwd,
+            launch.cwd,  # type: ignore[arg-type]  # bytes do: os.chdir takes them
             [key + b"=" + value for key, value in launch.env],
             ends[0],
             -1,
@@ -183,7 +183,7 @@ def _fork_exec(launch: Launch, ends: tuple[int, int, int]) -> int:
             None,
             None,
             launch.umask,
-            _limiter(launch, failure_write),
+            _limiter(launch, failure_write),  # type: ignore[arg-type]  # None does
             True,  # vfork
         )
     except OSError as error:

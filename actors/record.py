@@ -1,12 +1,14 @@
 """What a client knows of a session without asking: one record for all its handles."""
 
-import asyncio
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actors.events import ExitStatus, Usage
 from broker import errors
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 @dataclass(slots=True, eq=False)

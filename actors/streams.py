@@ -7,6 +7,7 @@ them, so that the worker never runs further ahead than the window.
 import asyncio
 import weakref
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -59,10 +60,10 @@ class Credit:
 
 
 class EventStream:
-    """The events of one session, in order; several streams each see every byte.
+    """The events of one session, in order; every stream sees every byte.
 
-    Attached when it is made. Leaving it early (`aclose`, or collecting it) does not stop
-    the child.
+    Attached when it is made. Leaving it early (`aclose`, or collecting it) does not
+    stop the child.
     """
 
     def __init__(
@@ -187,28 +188,26 @@ def _stop(link: Link, record: Record, request: int, process: int) -> None:
 
 
 def event_of(message: Message) -> Event:
-    """Return the event in a reader's message."""
-    body: Any = message.body
-    match message.kind:
-        case Kind.CHUNK:
-            data = bytes(message.payload or b"")
-            return Chunk(body["stream"], body["offset"], body["sequence"], data)
-        case Kind.GAP:
-            return Gap(body["stream"], body["start"], body["end"])
-        case Kind.EOF:
-            return StreamEof(body["stream"])
-        case Kind.ABANDONED:
-            return StreamAbandoned(body["stream"])
-        case Kind.BROKEN:
-            return StreamError(
-                body["stream"], body["kind"], body["message"], body["errno"]
-            )
-        case Kind.EXITED:
-            return Exited(ExitStatus.from_wire(body["status"]))
-        case Kind.CLOSED:
-            return Closed()
-        case _:
-            raise errors.ProtocolError(f"{message.kind.name} is no event")
+    """Return the event in a reader's message.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    make = _EVENTS.get(message.kind)
+    if make is None:
+        raise errors.ProtocolError(f"{message.kind.name} is no event")
+    return make(message.body, message.payload)
+
+
+_EVENTS: Final[dict[Kind, Callable[[Any, Any], Event]]] = {
+    Kind.CHUNK: lambda body, payload: Chunk(**body, data=bytes(payload)),
+    Kind.GAP: lambda body, _: Gap(**body),
+    Kind.EOF: lambda body, _: StreamEof(**body),
+    Kind.ABANDONED: lambda body, _: StreamAbandoned(**body),
+    Kind.BROKEN: lambda body, _: StreamError(**body),
+    Kind.EXITED: lambda body, _: Exited(ExitStatus.from_wire(body["status"])),
+    Kind.CLOSED: lambda *_: Closed(),
+}
 
 
 class Capture:

@@ -215,7 +215,7 @@ class Worker:
 
 def reaped() -> list[tuple[int, int, Any]]:
     """Reap every child that has ended: pid, wait status, resource usage."""
-    found = []
+    found: list[tuple[int, int, Any]] = []
     while True:
         try:
             pid, status, usage = os.wait4(-1, os.WNOHANG)

@@ -65,6 +65,7 @@ class Link:
         self._line: socket.socket | None = None
         self._context: zmq.Context[Any] | None = None
         self._socket: zmq.Socket[Any]
+        self._fd = -1
         self._renewer: threading.Thread | None = None
         self._stop_renewing = threading.Event()
 
@@ -127,12 +128,14 @@ class Link:
         self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_PAYLOAD)
         path = self._directory.path(self._name)
         self._socket.connect("ipc://" + os.fsdecode(path))
-        self.loop.add_reader(self._socket.getsockopt(zmq.FD), self._drain)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self.loop.add_reader(self._fd, self._drain)
         self._look_soon()
 
     def _renew_every(self, renewal: float) -> None:
-        """Show life from a thread: it stops when the program is stopped, not when the
-        event loop is busy.
+        """Show life from a thread.
+
+        So it stops when the program is stopped, but not when its loop is busy.
         """
         line = self._line
 
@@ -174,7 +177,7 @@ class Link:
             self._line.close()
             self._line = None
         if self._context is not None:
-            self.loop.remove_reader(self._socket.getsockopt(zmq.FD))
+            self.loop.remove_reader(self._fd)
             self._socket.close()
             self._context.term()
             self._context = None

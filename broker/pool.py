@@ -1,12 +1,12 @@
 """The pool: a small process that forks workers, and reaps and sweeps what they leave.
 
-It is executed clean (`python -I -S`), imports the worker once, and then forks: a fork of
-a small process with frozen objects takes 0.4 ms and costs what it touches. It must never
-import zmq, asyncio, psutil or multiprocess.
+It is executed clean (`python -I -S`), imports the worker once, and then forks: a fork
+of a small process with frozen objects takes 0.4 ms and costs what it touches. It must
+never import zmq, asyncio, psutil or multiprocess.
 
 It is a subreaper. Its known children are its workers; *any other direct child is an
-orphan of a dead worker*, killed with everything below it. A worker is reported GONE only
-when it is reaped and no orphan is left.
+orphan of a dead worker*, killed with everything below it. A worker is reported GONE
+only when it is reaped and no orphan is left.
 
 Losing the supervisor (end of file on `lifeline`) ends it: each worker sees the end of
 its own control pair and ends its tree; what remains is swept.
@@ -29,7 +29,7 @@ from broker.pipe import Leg, LegClosed
 from broker.wire import Kind, Message
 
 END_TIMEOUT: Final = 6.0
-"""Seconds that workers get to end their trees; a second more than they give themselves."""
+"""Seconds that workers get to end their trees: more than they give themselves."""
 PROOF_TIMEOUT: Final = 5.0
 """Seconds after which a lost worker is reported although orphans of it survive."""
 SWEEP_PAUSE: Final = 1

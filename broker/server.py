@@ -29,7 +29,7 @@ QUEUE: Final = 256
 RETRY: Final = 0.005
 """Seconds until a client that took nothing is tried again."""
 SESSION_FDS: Final = 2
-"""Descriptors of this process per session: its leg, and the one on its way to the pool."""
+"""Descriptors of this process per session: its leg, and one on its way to the pool."""
 SPARE_FDS: Final = 200
 TICKET: Final = 16
 
@@ -44,6 +44,7 @@ class Lifeline:
         self.peer: bytes | None = None
 
     def close(self) -> None:
+        """Let go of the process and the connection."""
         os.close(self.pidfd)
         self.sock.close()
 
@@ -59,9 +60,11 @@ class Outbox:
         return bool(self.control or self.data)
 
     def put(self, message: Message, frames: list[Any]) -> None:
+        """Queue a message in its lane."""
         (self.data if in_data_lane(message) else self.control).append(frames)
 
     def next(self) -> deque[list[Any]]:
+        """Return the lane to send from."""
         return self.control or self.data
 
 
@@ -183,11 +186,9 @@ class Server:
         if len(peer) != 5 or peer[0] != 0:
             return  # a routing id of its own choice: it might be somebody's
         try:
-            if not 1 <= len(frames) <= 2:
-                raise errors.ProtocolError("a message has one or two frames")
-            message = wire.decode(frames[0], frames[1] if len(frames) == 2 else None)
+            message = wire.decode(*frames[:3])
         except errors.ProtocolError as broken:
-            self._refuse(peer, wire.salvage(frames[0]) if frames else 0, broken)
+            self._refuse(peer, wire.salvage(frames[0]), broken)
             return
         if message.kind is Kind.HELLO:
             self._hello(peer, message)
@@ -408,7 +409,7 @@ def open_socket(listener: socket.socket, path: bytes) -> Any:
     clients.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
     # bind() would silently replace whatever lies at the path: the supervisor has bound.
     clients.setsockopt(zmq.USE_FD, listener.fileno())
-    clients.bind(b"ipc://" + path)
+    clients.bind("ipc://" + os.fsdecode(path))
     return clients
 
 

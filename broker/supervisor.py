@@ -43,6 +43,9 @@ BROKER_TIMEOUT: Final = 1.0
 """Seconds for the broker to end after SIGTERM, before SIGKILL."""
 POOL_TIMEOUT: Final = 8.0
 """Seconds for the pool to see its workers off; it allows itself less."""
+POOL_STARTS: Final = 10
+POOL_PERIOD: Final = 10.0
+"""More pools than that in so many seconds: something is broken, and all ends."""
 SWEEP_TIMEOUT: Final = 5.0
 PAUSE: Final = 1
 """Milliseconds between walks while orphans are left."""
@@ -92,6 +95,7 @@ class Supervisor:
         self.page = lease.create()
         self.wake = pool.wake_on_child()
         self.ending = False
+        self.replaced: list[float] = []
         self.pool_pid = 0
         self.broker_pid = 0
         self.pool_lifeline: _socket.socket
@@ -215,7 +219,16 @@ class Supervisor:
                 self.ending = True
 
     def _replace_pool(self) -> None:
-        """Sweep what a dead pool left, then tell the broker and give it a new pool."""
+        """Sweep what a dead pool left, then tell the broker and give it a new pool.
+
+        A pool that cannot even start would be replaced for ever: that ends the engine.
+        """
+        now = time.monotonic()
+        self.replaced = [at for at in self.replaced if at > now - POOL_PERIOD] + [now]
+        if len(self.replaced) > POOL_STARTS:
+            _say(f"creche: the pool died {POOL_STARTS} times in {POOL_PERIOD} s")
+            self.ending = True
+            return
         self.pool_lifeline.close()
         self._sweep(lambda: (self.broker_pid,))
         self.control.send(Message(Kind.POOL_GONE))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 NOT_BLOCKED = 15.0
-"""Seconds after which a test calls something blocked; children live ten times longer."""
+"""Seconds after which a test calls something blocked; children live 10 times longer."""
 
 FOREVER = 150
 """Seconds that a child of a test lives when nobody ends it."""
@@ -85,8 +85,7 @@ def python(code: str, *words: str) -> list[str]:
     return [sys.executable, "-S", "-c", deadline + code, *words]
 
 
-DAEMON_TREE = (
-    """
+DAEMON_TREE = """
 import os, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -95,14 +94,12 @@ for _ in range(int(sys.argv[2])):
         os.setsid()
         if os.fork():
             os._exit(0)
-        signal.alarm(%d)
+        signal.alarm(150)
         while True:
             signal.pause()
 os.write(1, b"up\\n")
 while True:
     signal.pause()
 """
-    % FOREVER
-)
 """python(DAEMON_TREE, tag, count): double-forked setsid'd daemons that ignore SIGTERM;
 prints `up` when all are started."""
