@@ -265,6 +265,7 @@ class Child:
         elif after not in ("oldest", "newest"):
             raise errors.InvalidRequest("after", "is oldest, newest or a sequence")
         return EventStream(
+            self,
             self._record,
             self._link,
             after=None if isinstance(after, str) else after,
@@ -292,13 +293,12 @@ class Child:
         if stream not in self._record.streams:
             raise errors.InvalidRequest("stream", f"{stream!r} is not piped here")
         if isinstance(after, int):
-            return Reader(
-                self._record, self._link, stream, _limit("after", after + 1, 1) - 1
-            )
-        if after not in ("oldest", "newest"):
+            start: int | None = _limit("after", after + 1, 1) - 1
+        elif after in ("oldest", "newest"):
+            start = 0 if after == "oldest" else None
+        else:
             raise errors.InvalidRequest("after", "is oldest, newest or an offset")
-        start = 0 if after == "oldest" else None
-        return Reader(self._record, self._link, stream, start)
+        return Reader(self, self._record, self._link, stream, start)
 
     async def output(self, limit: int | None = None) -> Completed:
         """Close stdin, and return everything that the child writes until its end.

@@ -72,10 +72,12 @@ class Engine:
         endpoint = self._endpoint
         if endpoint is None:
             self._embedded = Embedded()
-            endpoint = await self._embedded.start(
-                self.settings.warm, self.settings.start_timeout
-            )
         try:
+            if self._embedded is not None:
+                endpoint = await self._embedded.start(
+                    self.settings.warm, self.settings.start_timeout
+                )
+            assert endpoint is not None
             self.link = Link(endpoint, self._on_push, self._on_lost)
             kill_hung = self.settings.on_hung == "kill"
             await self.link.open(

@@ -687,7 +687,9 @@ class Session:
         quiet = poll.quiet_from
         calm = quiet is not None and self._now >= quiet + self.launch.quiet
         done = self._exit_seen and self.life.state is lifecycle.State.CLOSED
-        if not done and self._now < poll.ends and not (poll.mode == "output" and calm):
+        # What holds the child back may be this very poll, which has not taken it yet.
+        enough = (poll.mode == "output" and calm) or self.held
+        if not done and self._now < poll.ends and not enough:
             return False
         pieces, after = self.log.read(poll.cursor, poll.limit, MOST_PIECES)
         document = [

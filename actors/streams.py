@@ -68,6 +68,7 @@ class EventStream:
 
     def __init__(
         self,
+        child: object,
         record: Record,
         link: Link,
         *,
@@ -76,6 +77,7 @@ class EventStream:
         chunks: int,
         size: int,
     ) -> None:
+        self._child = child  # an iterator in use keeps the child's owner alive
         self._record = record
         self._link = link
         self._request = link.number()
@@ -277,8 +279,14 @@ class Reader:
     """
 
     def __init__(
-        self, record: Record, link: Link, stream: str, offset: int | None
+        self,
+        child: object,
+        record: Record,
+        link: Link,
+        stream: str,
+        offset: int | None,
     ) -> None:
+        self._child = child  # a reader in use keeps the child's owner alive
         self._record = record
         self._link = link
         self._stream = stream

@@ -48,7 +48,7 @@ class Pool:
         self.main = main
         self.workers: dict[int, tuple[int, _socket.socket]] = {}
         self.lost: dict[int, float] = {}
-        self.sweep = tree.Sweep(self.workers.keys)
+        self.sweep: tree.Sweep | None = None
         self.broker_gone = False
         self.soft_limit = raise_file_limit()
         self.wake = wake_on_child()
@@ -127,11 +127,13 @@ class Pool:
     def _sweep(self) -> None:
         if not self.lost:
             return
-        clean = self.sweep.step()
-        if clean:
+        if self.sweep is None:
+            self.sweep = tree.Sweep(self.workers.keys)
+        if self.sweep.step():
             for worker in self.lost:
                 self._report(worker, 0, proven=True)
             self.lost.clear()
+            self.sweep = None
             return
         late = time.monotonic() - PROOF_TIMEOUT
         for worker in [w for w, since in self.lost.items() if since < late]:
