@@ -195,15 +195,16 @@ def test_a_child_that_a_thread_forked_belongs_to_the_tree(
 
 
 def test_the_walk_raises_when_proc_cannot_be_read(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Taken for an empty tree, this would be reported as a success.
     def no_descriptor(path: str) -> list[str]:
         raise OSError(24, "Too many open files", path)
 
-    monkeypatch.setattr(os, "listdir", no_descriptor)
-    with pytest.raises(OSError, match="Too many open files"):
-        tree.descendants(os.getpid())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", no_descriptor)
+        with pytest.raises(OSError, match="Too many open files"):
+            tree.descendants(os.getpid())
 
 
 # --- signals ---
