@@ -195,15 +195,16 @@ def test_a_child_that_a_thread_forked_belongs_to_the_tree(
 
 
 def test_the_walk_raises_when_proc_cannot_be_read(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Taken for an empty tree, this would be reported as a success.
     def no_descriptor(path: str) -> list[str]:
         raise OSError(24, "Too many open files", path)
 
-    monkeypatch.setattr(os, "listdir", no_descriptor)
-    with pytest.raises(OSError, match="Too many open files"):
-        tree.descendants(os.getpid())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", no_descriptor)
+        with pytest.raises(OSError, match="Too many open files"):
+            tree.descendants(os.getpid())
 
 
 # --- signals ---
@@ -689,27 +690,56 @@ contained = pytest.mark.skipif(not cgroup.probe(), reason="needs a writable cgro
 
 
 @contained
-def test_a_child_is_born_in_its_cgroup_and_killed_with_all_of_it(start: Start) -> None:
-    home = cgroup.own_directory()
-    job = cgroup.Cgroup.create(f"creche-test-{os.getpid()}")
-    try:
-        job.enter()
-        with pytest.raises(ValueError, match="refusing"):
-            job.kill()
-        child = start(CHAIN)
-        job.leave()
-        pids = [int(child.line()) for _ in range(3)]
-        assert cgroup.own_directory() == home
-        assert sorted(job.pids()) == sorted(pids)
-        cgroup.Cgroup(job.path).kill()
-        # The pipe ends when the last of the three has closed it.
-        assert child.line() == ""
-        assert child.process.wait() == -signal.SIGKILL
-        assert job.pids() == []
-    finally:
-        job.leave()
-        job.remove()
-    assert not os.path.exists(job.path)
+def test_a_tree_born_in_a_cgroup_is_killed_with_all_of_it() -> None:
+    result = in_subreaper("""
+from broker import cgroup
+
+def chain():
+    fork(member)
+    member()
+
+def member():
+    deafen()
+    os.setsid()
+    say()
+    signal.pause()
+
+home = cgroup.own_directory()
+job = cgroup.Cgroup.create(f"creche-test-{os.getpid()}")
+job.enter()
+try:
+    job.kill()
+    refused = False
+except ValueError:
+    refused = True
+fork(chain)
+job.leave()
+members = hear(2)
+result = {
+    "refused": refused,
+    "back": cgroup.own_directory() == home,
+    "held": sorted(job.pids()) == sorted(member.pid for member in members),
+}
+cgroup.Cgroup(job.path).kill()
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    pass
+result["emptied"] = job.pids() == []
+job.remove()
+print(json.dumps({
+    **result, "alive": alive(members), "removed": not os.path.exists(job.path)
+}))
+""")
+    assert result == {
+        "refused": True,
+        "back": True,
+        "held": True,
+        "emptied": True,
+        "alive": [],
+        "removed": True,
+    }
 
 
 @contained
