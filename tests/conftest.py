@@ -16,6 +16,13 @@ from tests.helpers import NOT_BLOCKED, eventually
 tree.become_subreaper()  # whatever escapes an engine shows up as our own child
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Counts of the soak tests."""
+    parser.addoption("--spawns", type=int, default=10_000, help="soak: spawns")
+    parser.addoption("--kills", type=int, default=1_000, help="soak: killed clients")
+    parser.addoption("--idle-seconds", type=float, default=60.0, help="soak: idling")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a coroutine test in an event loop of its own."""

@@ -90,13 +90,15 @@ import os, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 for _ in range(int(sys.argv[2])):
-    if os.fork() == 0:
+    middle = os.fork()
+    if middle == 0:
         os.setsid()
         if os.fork():
             os._exit(0)
         signal.alarm(150)
         while True:
             signal.pause()
+    os.waitpid(middle, 0)
 os.write(1, b"up\\n")
 while True:
     signal.pause()
