@@ -424,15 +424,16 @@ class Engine:
         for number in numbers:
             if type(number) is not int or number < 1:
                 raise errors.InvalidRequest("ids", f"{number!r} is no session id")
-        timeout = self.settings.kill_many_timeout
-        asked = [self.kill_one(number, timeout, "killed", False) for number in numbers]
-        results = await asyncio.gather(*asked, return_exceptions=True)
-        receipts: list[KillReceipt | errors.SessionNotFound] = []
-        for result in results:
-            if not isinstance(result, KillReceipt | errors.SessionNotFound):
-                raise result
-            receipts.append(result)
-        return receipts
+        parts = [numbers[at : at + MAX_IDS] for at in range(0, len(numbers), MAX_IDS)]
+        body = {"timeout": self.settings.kill_many_timeout}
+        replies = await asyncio.gather(
+            *(
+                self.link.ask(Kind.KILL_MANY, body={**body, "sessions": part})
+                for part in parts
+            )
+        )
+        answers = [item for r in replies for item in unpack(r.payload or b"")]
+        return [_receipt(answer) for answer in answers]
 
     async def kill_one(
         self, number: int, timeout: float, cause: str, release: bool
@@ -478,6 +479,20 @@ _NOT_YET: Final[dict[str, Any]] = {
     "on_full": "refuse",
     "queue": None,
 }
+
+
+def _receipt(answer: list[Any]) -> KillReceipt | errors.SessionNotFound:
+    """Return what one session answered to the kill of many.
+
+    Raises:
+        EngineError: something else than that it is not here.
+    """
+    if len(answer) == 1:
+        return KillReceipt.from_wire(answer[0])
+    error = errors.decode(*answer)
+    if not isinstance(error, errors.SessionNotFound):
+        raise error
+    return error
 
 
 def _owner_key(given: object) -> bytes:

@@ -1,7 +1,6 @@
 """Scopes: named groups of children with one owner, which end together."""
 
 import asyncio
-from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -84,10 +83,7 @@ class Scope:
     async def kill(self) -> list[KillReceipt | errors.SessionNotFound]:
         """End every child of this scope now, and keep them readable."""
         self._check()
-        return await self._engine.kill(self._living())
-
-    def _living(self) -> Iterable[int]:
-        return [child.id for child in self._children.values() if not child.ended]
+        return await self._engine.kill(list(self._children))
 
     async def aclose(self) -> int:
         """End and release every child, in parallel; return how many there were.

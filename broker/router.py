@@ -12,6 +12,8 @@ Theory of operation
 * A session is registered, and its slot bound, before START leaves for the worker; it is
   forgotten when the worker says IDLE (its tree is proven gone, its log released), or
   when the pool says that the worker is gone.
+* KILL_MANY is one KILL for each session, asked by the broker itself (client 0); a
+  `Batch` collects the receipts and answers once.
 * Every request with a number is *pending* at its session until its answer passes by; a
   worker's loss answers all that are pending. Readers are pending until CLOSED.
 * A drop (owner gone, handle collected, spawn cancelled) sends KILL with `release` and
@@ -198,6 +200,16 @@ class Session:
     answer: Message | None = None
 
 
+@dataclass(slots=True)
+class Batch:
+    """A KILL_MANY on its way: what each session answered so far, in order."""
+
+    client: Client
+    message: Message
+    missing: set[int]
+    answers: dict[int, list[object]] = field(default_factory=dict)
+
+
 class Router:
     """Registry of clients, sessions and slots, and every rule between them.
 
@@ -219,6 +231,8 @@ class Router:
         self.slots: dict[int, int | None] = {}
         self.idle: list[int] = []
         self.tokens: OrderedDict[tuple[bytes, str], int | None] = OrderedDict()
+        self.batches: dict[int, Batch] = {}
+        self._last_batch = 0
         self._last_client = 0
         self._last_session = FIRST_SESSION - 1
         self._last_worker = 0
@@ -452,35 +466,78 @@ class Router:
                 self._bury(client.owner, token)
         self._answer(client, message.reply(Kind.REPLY))
 
+    def _kill_many(self, client: Client, message: Message) -> None:
+        self._last_batch += 1
+        ids = message.body["sessions"]
+        batch = Batch(client, message, set(ids))
+        self.batches[self._last_batch] = batch
+        body = {
+            "grace": None,
+            "timeout": message.body["timeout"],
+            "cause": "killed",
+            "release": False,
+        }
+        for number in ids:
+            if number not in batch.answers:
+                kill = Message(
+                    Kind.KILL, 0, self._last_batch, number, self.epoch, 0.0, body
+                )
+                self._forward(client, kill, Ask(0, self._last_batch))
+        self._finish_batch(self._last_batch)
+
+    def _batched(self, number: int, answer: Message) -> None:
+        """Note one session's answer to a KILL that the broker asked."""
+        batch = self.batches.get(number)
+        if batch is None:
+            return
+        batch.missing.discard(answer.session)
+        body = answer.body
+        batch.answers[answer.session] = (
+            [body["receipt"]]
+            if answer.kind is Kind.REPLY
+            else [body["code"], body["values"]]
+        )
+        self._finish_batch(number)
+
+    def _finish_batch(self, number: int) -> None:
+        batch = self.batches.get(number)
+        if batch is None or batch.missing:
+            return
+        del self.batches[number]
+        answers = [batch.answers[n] for n in batch.message.body["sessions"]]
+        reply = batch.message.reply(Kind.REPLY, payload=pack(answers))
+        self._to(Ask(batch.client.id, reply.request), reply)
+
     def _may(self, client: Client, session: Session) -> bool:
         return client.operator or client.owner == session.owner
 
-    def _forward(self, client: Client, message: Message) -> None:
-        session = self.sessions.get(message.session)
-        if session is None or not self._may(client, session):
-            self._refuse(client, message, errors.SessionNotFound())
-            return
-        if session.state is State.LEAVING:
-            self._refuse(client, message, errors.SessionNotFound())
-            return
-        if session.state is State.LOST:
-            self._answer_for_lost(client, session, message)
-            return
-        if message.request and message.kind is not Kind.CREDIT:
-            session.pending[Ask(client.id, message.request)] = message.kind
-        self._tell(session, message)
-        if message.kind is Kind.KILL and message.body["release"]:
-            session.state = State.LEAVING
-
-    def _answer_for_lost(
-        self, client: Client, session: Session, message: Message
+    def _forward(
+        self, client: Client, message: Message, ask: Ask | None = None
     ) -> None:
-        if message.kind is not Kind.KILL:
-            self._refuse(client, message, errors.WorkerLost())
-            return
-        self._answer(client, message.reply(Kind.REPLY, {"receipt": [0, 0, []]}))
-        if message.body["release"]:
-            self._forget(session)
+        """Pass a command on to its session's worker, answered to `ask`."""
+        ask = ask or Ask(client.id, message.request)
+        session = self.sessions.get(message.session)
+        error: errors.EngineError | None = None
+        if (
+            session is None
+            or not self._may(client, session)
+            or session.state is State.LEAVING
+        ):
+            error = errors.SessionNotFound()
+        elif session.state is State.LOST and message.kind is not Kind.KILL:
+            error = errors.WorkerLost()
+        if error is not None:
+            self._to(ask, _error(message, error))
+        elif session is not None and session.state is State.LOST:
+            self._to(ask, message.reply(Kind.REPLY, {"receipt": [0, 0, []]}))
+            if message.body["release"]:
+                self._forget(session)
+        elif session is not None:
+            if message.request and message.kind is not Kind.CREDIT:
+                session.pending[ask] = message.kind
+            self._tell(session, message)
+            if message.kind is Kind.KILL and message.body["release"]:
+                session.state = State.LEAVING
 
     # -- sessions ---------------------------------------------------------------
 
@@ -549,6 +606,9 @@ class Router:
             asked = session.pending.pop(Ask(message.client, message.request), None)
             if asked is Kind.SPAWN:
                 self._spawn_answered(session, message)
+            if asked is Kind.KILL and message.client == 0:
+                self._batched(message.request, message)
+                return None
             if asked is Kind.SNAPSHOT and kind is Kind.REPLY:
                 return message._replace(body={"owner_alive": session.client != 0})
         elif kind is Kind.CLOSED and message.request:
@@ -573,8 +633,11 @@ class Router:
             session.state = State.RUNNING
 
     def _to(self, ask: Ask, message: Message) -> None:
+        """Answer whoever asked: a client, or a batch of the broker's own."""
         peer = self.peers.get(ask.client)
-        if peer is not None and ask.request:
+        if ask.client == 0 and ask.request:
+            self._batched(ask.request, message)
+        elif peer is not None and ask.request:
             self._out.append(ToClient(peer, message))
 
     def _worker_idle(self, worker: int, session: Session | None) -> None:
@@ -655,6 +718,7 @@ _ANSWERED: Final[dict[Kind, Answer]] = {
     Kind.SPAWN: Router._spawn,  # noqa: SLF001 - the table names the class's own cells
     Kind.LIST: Router._list,  # noqa: SLF001
     Kind.INFO: Router._info,  # noqa: SLF001
+    Kind.KILL_MANY: Router._kill_many,  # noqa: SLF001
     Kind.DROP: Router._drop_asked,  # noqa: SLF001
 }
 """Commands that the broker answers itself."""

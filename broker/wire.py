@@ -61,6 +61,7 @@ class Kind(IntEnum):
     LIST = 3
     INFO = 4
     DROP = 5
+    KILL_MANY = 6
     # client -> worker of the session (the broker checks the right and forwards)
     WRITE = 10
     CLOSE_STDIN = 11
@@ -212,6 +213,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.LIST: Shape({"scope": _optional(_text(256))}),
     Kind.INFO: Shape({}),
     Kind.DROP: Shape({"sessions": _IDS, "tokens": _list_of(_TOKEN, 100)}),
+    Kind.KILL_MANY: Shape({"sessions": _IDS, "timeout": _seconds()}),
     Kind.WRITE: Shape({"at": _optional(_whole())}, payload=True),
     Kind.CLOSE_STDIN: Shape({}),
     Kind.POLL: Shape(
