@@ -190,6 +190,15 @@ def close_all_but(*keep: int) -> None:
     os.closerange(low, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
+def leave_terminal() -> None:
+    """Go into a session of our own: what is typed at a terminal is not for us."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+
+
 def reset_signals() -> None:
     """Give every signal its default action and unblock all.
 
@@ -205,6 +214,7 @@ def main(leg: int, lifeline: int, page: int, target: str) -> NoReturn:
     """Be the pool on these inherited descriptors; `target` is `module:function`."""
     for fd in (leg, lifeline, page):
         os.set_inheritable(fd, False)
+    leave_terminal()
     reset_signals()
     tree.become_subreaper()
     module, name = target.split(":")

@@ -186,7 +186,7 @@ class Server:
         if len(peer) != 5 or peer[0] != 0:
             return  # a routing id of its own choice: it might be somebody's
         try:
-            message = wire.decode(*frames[:3])
+            message = decoded(frames)
         except errors.ProtocolError as broken:
             self._refuse(peer, wire.salvage(frames[0]), broken)
             return
@@ -394,6 +394,17 @@ class Server:
                     self.use_pool(_socket.socket(fileno=fds[0]))
         except LegClosed:
             os._exit(0)
+
+
+def decoded(frames: list[bytes]) -> Message:
+    """Return the message in a client's frames.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    if len(frames) > 2:
+        raise errors.ProtocolError("a message has one or two frames")
+    return wire.decode(*frames)
 
 
 def open_socket(listener: socket.socket, path: bytes) -> Any:

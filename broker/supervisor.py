@@ -142,6 +142,7 @@ class Supervisor:
 
     def _be_broker(self, control: _socket.socket, pool_leg: _socket.socket) -> None:
         """Run the broker in the forked copy: zmq is imported here and nowhere else."""
+        pool.leave_terminal()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
