@@ -109,6 +109,7 @@ class Session:
         self.inbox = Inbox(launch.stdin_queue)
         self.sweep = tree.Sweep()
         self.reaped = 0
+        self.reaped_before_kill: int | None = None
         self.status: ExitStatus | None = None
         self.released = False
         self.owner_alive = True
@@ -383,8 +384,8 @@ class Session:
 
     def _killed(self, key: Hashable, *, proven: bool) -> None:
         survivors = [] if proven else [list(_plain(s)) for s in self.sweep.survivors()]
-        receipt = [len(self.sweep.signalled), self.reaped, survivors]
-        self._answer(key, {"receipt": receipt})
+        reaped = self.reaped - (self.reaped_before_kill or 0)
+        self._answer(key, {"receipt": [len(self.sweep.signalled), reaped, survivors]})
 
     def finish(self) -> None:
         """Close everything, and refuse what is still asked; the tree is gone."""
@@ -532,6 +533,11 @@ class Session:
         body = message.body
         if body["release"]:
             self._release()
+        if self.life.empty:
+            self._answer(ask, {"receipt": [0, 0, []]})
+            return
+        if self.reaped_before_kill is None:
+            self.reaped_before_kill = self.reaped
         kill = lifecycle.Kill(ask, body["grace"], body["timeout"], body["cause"])
         self._do(self.life.handle(kill, self._now))
 
