@@ -541,12 +541,17 @@ def _collected(link: Link, record: Record, process: int) -> None:
     record.released = True
     if link.lost is not None:
         return
+
+    def drop() -> None:
+        if link.lost is None:  # the engine was left meanwhile: that dropped it too
+            link.drop(record.id)
+
+    link.call(drop)  # first: the warning may be made an error
     warnings.warn(
         f"child {record.id} {record.argv!r} was never closed: its session is dropped",
         ResourceWarning,
         stacklevel=2,
     )
-    link.call(lambda: link.drop(record.id))
 
 
 def _ignore(future: "asyncio.Future[Any]") -> None:
