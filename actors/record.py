@@ -41,6 +41,15 @@ class Record:
         """Return whether this is still the process that made the handle."""
         return os.getpid() == process
 
+    def check(self) -> None:
+        """Refuse a call from a forked copy of the process that made the session.
+
+        Raises:
+            WrongProcess: this is one.
+        """
+        if not self.here(self.process):
+            raise errors.WrongProcess
+
     def end(self, status: ExitStatus) -> None:
         """Take the final status; the first one stays."""
         if self.status is None:

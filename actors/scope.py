@@ -90,7 +90,9 @@ class Scope:
 
         Raises:
             ExceptionGroup: what failed, each with a note that names its session.
+            WrongProcess: this is a forked copy, which owns nothing.
         """
+        self._engine.check(alive=False)
         if self._closed:
             return 0
         self._closed = True

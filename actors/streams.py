@@ -106,6 +106,7 @@ class EventStream:
         return self
 
     async def __anext__(self) -> Event:
+        self._record.check()
         while not self._inbox:
             if self._closed:
                 raise StopAsyncIteration
@@ -317,6 +318,7 @@ class Reader:
             return await self._read(max_bytes, wait)
 
     async def _read(self, max_bytes: int, wait: float) -> Piece:
+        self._record.check()
         body = {
             "reader": self._number,
             "stream": self._stream,
