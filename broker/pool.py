@@ -203,10 +203,14 @@ def reset_signals() -> None:
     """Give every signal its default action and unblock all.
 
     Who started the engine may have ignored or blocked some; a child inherits that.
+    Two are ignored, as Python does: a worker that writes to a child which has just
+    closed its stdin must live. The start of a child gives these their default again.
     """
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) is not signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
