@@ -5,6 +5,7 @@ import os
 import signal
 import warnings
 import weakref
+from collections import deque
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
@@ -16,6 +17,7 @@ from actors.events import (
     PollResult,
     Snapshot,
     WriteResult,
+    WriteState,
 )
 from actors.record import Record, lost_status
 from actors.streams import Capture, EventStream, Reader
@@ -388,20 +390,38 @@ class Child:
         """Keep at most half of the worker's queue under way, in order."""
         window = max(1, self._engine.settings.stdin_queue // (2 * WRITE_PIECE))
         starts = range(0, max(1, len(data)), WRITE_PIECE)
-        asked: list[asyncio.Future[Message]] = []
-        accepted, state = 0, "running"
+        asked: deque[asyncio.Future[Message]] = deque()
+        accepted, pieces = 0, 0
+        state: WriteState = "running"
         for start in starts:
-            piece = data[start : start + WRITE_PIECE]
-            body = {"at": None if at is None else at + start}
-            asked.append(self._link.ask(Kind.WRITE, self.id, body, piece))
-            if len(asked) >= window or start == starts[-1]:
-                for future in [asked.pop(0)] if start != starts[-1] else asked:
-                    result: Any = (await future).body
-                    accepted += result["accepted"]
-                    state = result["state"]
-                    if state == "ended":
-                        return WriteResult(accepted, "ended")
-        return WriteResult(accepted, "ended" if state == "ended" else "running")
+            asked.append(self._ask_write(data, at, start))
+            while len(asked) >= window or (asked and start == starts[-1]):
+                count, state = await self._written(asked.popleft(), first=not pieces)
+                accepted, pieces = accepted + count, pieces + 1
+                if accepted < min(len(data), pieces * WRITE_PIECE):
+                    return WriteResult(accepted, state)
+        return WriteResult(accepted, state)
+
+    def _ask_write(
+        self, data: bytes, at: int | None, start: int
+    ) -> "asyncio.Future[Message]":
+        piece = data[start : start + WRITE_PIECE]
+        body = {"at": None if at is None else at + start}
+        asked = self._link.ask(Kind.WRITE, self.id, body, piece)
+        asked.add_done_callback(_ignore)  # one failure speaks for all pieces
+        return asked
+
+    async def _written(
+        self, asked: "asyncio.Future[Message]", *, first: bool
+    ) -> tuple[int, WriteState]:
+        """Return what went in of a piece; only a first one may find stdin closed."""
+        try:
+            body: Any = (await asked).body
+        except errors.StdinUnavailable:
+            if first:
+                raise
+            return 0, "ended" if self.ended else "running"
+        return body["accepted"], "running" if body["state"] == "running" else "ended"
 
     async def close_stdin(self) -> None:
         """Close the child's stdin now; harmless to repeat.

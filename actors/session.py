@@ -23,6 +23,8 @@ from actors.spec import Launch
 from broker import errors, tree
 from broker.wire import Kind, Message, pack, unpack
 
+DYING: Final = 0.05
+"""Seconds in which a child that lost its stdin is reaped if it is dying."""
 READS_A_TURN: Final = 4
 """Reads of one stream before the other descriptors get their turn (64 KiB each)."""
 POLL_LIMIT: Final = 4 * 1024 * 1024
@@ -120,6 +122,8 @@ class Session:
         self.reads: list[Read] = []
         self._targets: dict[str, int] | None = None
         self._exit_mark: int | None = None
+        self._cut: list[tuple[Hashable, int]] = []
+        self._cut_told = 0.0
         self._exit: dict[str, Any] = {}
         self._now = 0.0
         self.last_used = 0.0
@@ -184,11 +188,15 @@ class Session:
             if poll.quiet_from is not None:
                 due.append(min(poll.ends, poll.quiet_from + self.launch.quiet))
         due += [read.ends for read in self.reads]
+        if self._cut:
+            due.append(self._cut_told)
         return min((end for end in due if end is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Let what is due happen."""
         self._now = now
+        if self._cut and now >= self._cut_told:
+            self._close_stdin()
         self._do(self.life.handle(lifecycle.Tick(), now))
         self._serve()
 
@@ -264,7 +272,7 @@ class Session:
             try:
                 count = self.process.write(self.inbox.next())
             except OSError:  # EPIPE: the child closed its stdin, its writers are told
-                self._close_stdin()
+                self._cut_input()
                 return
             if count == 0:
                 return
@@ -273,9 +281,19 @@ class Session:
         if self.inbox.finished:
             self._close_stdin()
 
+    def _cut_input(self) -> None:
+        """Close a stdin that nobody reads; the writers hear of it once it is clear why.
+
+        A dying child loses its pipes a moment before it can be reaped.
+        """
+        self.process.close_stdin()
+        self._cut += self.inbox.close()
+        self._cut_told = self._now + DYING
+
     def _close_stdin(self) -> None:
         self.process.close_stdin()
-        for ask, accepted in self.inbox.close():
+        cut, self._cut = self._cut, []
+        for ask, accepted in cut + self.inbox.close():
             self._wrote(ask, accepted)
 
     def _wrote(self, ask: Hashable, accepted: int) -> None:
