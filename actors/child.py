@@ -8,8 +8,9 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
+from actors.connection import Connection
 from actors.events import (
     Completed,
     ExitStatus,
@@ -20,20 +21,18 @@ from actors.events import (
     WriteState,
 )
 from actors.record import Record, lost_status
+from actors.spec import Spec
 from actors.streams import Capture, EventStream, Reader
 from actors.text import TextView
 from broker import errors
 from broker.link import Link
 from broker.wire import STREAMS, Kind, Message, unpack
 
-if TYPE_CHECKING:
-    from actors.engine import Engine
-
 MAX_POLL: Final = 4 * 1024 * 1024
 WRITE_PIECE: Final = 64 * 1024
 """Bytes of input per message: the broker never holds more of one writer at once."""
-KILL_MARGIN: Final = 2.0
-"""Seconds that an answer may take beyond the time the worker was given."""
+RUN_INPUT: Final = 1024 * 1024
+"""Bytes of a run's input that travel with the spawn; more is written while it runs."""
 
 _LOST: Final = {"state": "lost", "more": False, "done": True}
 
@@ -48,9 +47,9 @@ class Child:
     by a scope is owned by the scope.
     """
 
-    def __init__(self, engine: "Engine", record: Record, *, owned: bool) -> None:
-        self._engine = engine
-        self._link: Link = engine.link
+    def __init__(self, connection: Connection, record: Record, *, owned: bool) -> None:
+        self._connection = connection
+        self._link = connection.link
         self._record = record
         self._view = TextView()
         self._cursor = dict.fromkeys(STREAMS, 0)
@@ -61,7 +60,7 @@ class Child:
         self._finalizer: weakref.finalize[..., Any] | None = None
         if owned:
             self._finalizer = weakref.finalize(
-                self, _collected, engine.link, record, record.process
+                self, _collected, connection.link, record, record.process
             )
             self._finalizer.atexit = False
 
@@ -158,7 +157,7 @@ class Child:
             return self._poll_result(reply, self._link.loop.time() - started)
 
     def _clamp(self, wait: float | None, *, first: bool) -> float:
-        settings = self._engine.settings
+        settings = self._connection.settings
         asked = settings.poll_wait if wait is None else wait
         if not asked >= 0:
             raise errors.InvalidRequest("wait", "is not negative")
@@ -260,7 +259,7 @@ class Child:
             InvalidRequest: an argument is out of range.
         """
         self._check()
-        settings = self._engine.settings
+        settings = self._connection.settings
         size = _limit("window", window, settings.window_bytes, settings.window_bytes)
         if not isinstance(after, str):
             _limit("after", after + 1, 1)
@@ -337,7 +336,7 @@ class Child:
         return done.stdout, done.stderr
 
     async def _capture(self, limit: int | None) -> Completed:
-        request, settings = self._link.number(), self._engine.settings
+        request, settings = self._link.number(), self._connection.settings
         size = min(settings.window_bytes, self._record.block or settings.window_bytes)
         capture = Capture(self._link, request, size, limit)
         body = {
@@ -388,7 +387,7 @@ class Child:
 
     async def _write(self, data: bytes, at: int | None) -> WriteResult:
         """Keep at most half of the worker's queue under way, in order."""
-        window = max(1, self._engine.settings.stdin_queue // (2 * WRITE_PIECE))
+        window = max(1, self._connection.settings.stdin_queue // (2 * WRITE_PIECE))
         starts = range(0, max(1, len(data)), WRITE_PIECE)
         asked: deque[asyncio.Future[Message]] = deque()
         accepted, pieces = 0, 0
@@ -469,24 +468,21 @@ class Child:
         Raises:
             SessionNotFound: the session was closed before.
         """
-        return await self._end(None, timeout, "killed", release=False)
+        return await self._end(None, timeout, release=False)
 
     async def terminate(self, grace: float = 2.0) -> KillReceipt:
         """Ask the child to end (SIGTERM); after `grace` seconds kill what is left."""
-        timeout = self._engine.settings.kill_timeout
-        return await self._end(grace, timeout, "killed", release=False)
+        timeout = self._connection.settings.kill_timeout
+        return await self._end(grace, timeout, release=False)
 
     async def _end(
-        self, grace: float | None, timeout: float, cause: str, *, release: bool
+        self, grace: float | None, timeout: float, *, release: bool
     ) -> KillReceipt:
         self._check()
         for name, value in (("grace", grace), ("timeout", timeout)):
             if value is not None and not value >= 0:
                 raise errors.InvalidRequest(name, "is not negative")
-        body = {"grace": grace, "timeout": timeout, "cause": cause, "release": release}
-        # Ending goes on when the caller is cancelled: nobody awaits the answer then.
-        reply = await asyncio.shield(self._link.ask(Kind.KILL, self.id, body))
-        return KillReceipt.from_wire(reply.body["receipt"])
+        return await self._connection.end(self.id, grace, timeout, release=release)
 
     async def interrupt(self) -> bool:
         """Send SIGINT to the foreground group; False when the child has ended."""
@@ -521,7 +517,7 @@ class Child:
             SessionNotFound: the session was closed.
         """
         self._check()
-        return await self._engine.snapshot(self.id)
+        return await self._connection.snapshot(self.id)
 
     async def aclose(self) -> None:
         """End the child if it still runs, and let the engine forget it."""
@@ -531,9 +527,9 @@ class Child:
         self._record.released = True
         if self._finalizer is not None:
             self._finalizer.detach()
-        timeout = self._engine.settings.kill_timeout
-        receipt = await self._end(None, timeout, "owner-drop", release=True)
-        self._engine.forget(self._record)
+        timeout = self._connection.settings.kill_timeout
+        receipt = await self._end(None, timeout, release=True)
+        self._connection.forget(self._record)
         if receipt.survivors:
             left = ", ".join(str(s.pid) for s in receipt.survivors)
             raise errors.EngineError(f"session {self.id}: not proven gone: {left}")
@@ -550,7 +546,7 @@ class Child:
         await self.aclose()
 
     def _check(self, *, alive: bool = True) -> None:
-        self._engine.check(alive=alive)
+        self._connection.check(alive=alive)
 
 
 def _collected(link: Link, record: Record, process: int) -> None:
@@ -600,6 +596,75 @@ def completed(record: Record, capture: Capture, limit: int | None) -> Completed:
         status=capture.status,
         metadata=dict(record.metadata),
     )
+
+
+async def run(
+    connection: Connection,
+    scope: str | None,
+    argv: Any,
+    *,
+    input: Data | None,
+    timeout: float | None,
+    limit: int | None,
+    check: bool,
+    options: dict[str, Any],
+) -> Completed:
+    """Run a command to its end, for an engine or a scope; see `Engine.run`."""
+    data = None if input is None else as_bytes("input", input)
+    if timeout is not None and not timeout >= 0:
+        raise errors.InvalidRequest("timeout", "is not negative")
+    if limit is not None:
+        _limit("limit", limit + 1, 1)
+    if data is not None:
+        if "stdin" in options:
+            raise errors.InvalidRequest("input", "and stdin exclude each other")
+        options = {**options, "stdin": data if len(data) <= RUN_INPUT else "pipe"}
+    spec = Spec(argv, **options)
+    size = connection.settings.window_bytes
+    if spec.retention is not None and spec.retention.kind == "block":
+        size = min(size, spec.retention.size)
+    link = connection.link
+    capture = Capture(link, link.number(), size, limit)
+    try:
+        record = await connection.start(spec, scope, capture)
+    except BaseException:
+        capture.stop()
+        raise
+    child = Child(connection, record, owned=False)
+    feeding = None
+    if data is not None and len(data) > RUN_INPUT:
+        feeding = asyncio.ensure_future(child.feed(data))
+    try:
+        await _await_capture(child, capture, timeout)
+        done = completed(record, capture, limit)
+    finally:
+        capture.stop()
+        if feeding is not None:
+            feeding.cancel()
+        connection.drop(record)
+    if check and done.returncode != 0:
+        raise errors.CommandFailed(
+            done.returncode or 0, list(done.argv), done.stdout, done.stderr
+        )
+    return done
+
+
+async def _await_capture(child: Child, capture: Capture, timeout: float | None) -> None:
+    try:
+        async with asyncio.timeout(timeout):
+            await asyncio.shield(capture.closed)
+    except TimeoutError:
+        if capture.closed.done():
+            return
+        await child.terminate()
+        with suppress(errors.EngineError):
+            await capture.closed
+        raise errors.TimedOut(
+            list(child.argv),
+            timeout or 0.0,
+            capture.output("stdout"),
+            capture.output("stderr"),
+        ) from None
 
 
 def as_bytes(name: str, data: object) -> bytes:

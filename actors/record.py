@@ -26,7 +26,6 @@ class Record:
     argv: tuple[str, ...]
     scope: str | None
     streams: tuple[str, ...]
-    stdin: bool
     started: float
     metadata: dict[str, str]
     block: int | None

@@ -1,16 +1,15 @@
 """Scopes: named groups of children with one owner, which end together."""
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from actors.child import Child
+from actors.child import Child, run
+from actors.connection import Connection
 from actors.events import Completed, KillReceipt, Snapshot
 from actors.spec import Spec
 from broker import errors
-
-if TYPE_CHECKING:
-    from actors.engine import Engine
 
 
 class Scope:
@@ -19,9 +18,16 @@ class Scope:
     Made by `Engine.scope`. It holds its children: collecting a handle does nothing.
     """
 
-    def __init__(self, engine: "Engine", name: str, cancel: object) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        cancel: object,
+        on_close: Callable[[str], object],
+    ) -> None:
         self.name = name
-        self._engine = engine
+        self._connection = connection
+        self._on_close = on_close
         self._children: dict[int, Child] = {}
         self._closed = False
         self._guard: asyncio.Task[None] | None = None
@@ -50,10 +56,12 @@ class Scope:
     async def spawn(self, argv: Any, **options: Any) -> Child:
         """Start a child that this scope owns; see `Engine.spawn`."""
         self._check()
-        record = await self._engine.start(Spec(argv, **options), self.name)
+        record = await self._connection.start(Spec(argv, **options), self.name)
         child = self._children.get(record.id)
         if child is None:
-            child = self._children[record.id] = Child(self._engine, record, owned=False)
+            child = self._children[record.id] = Child(
+                self._connection, record, owned=False
+            )
         if self._closed:
             await child.aclose()
             raise errors.SessionNotFound(f"the scope {self.name!r} closed meanwhile")
@@ -71,19 +79,26 @@ class Scope:
     ) -> Completed:
         """Run a command to its end within this scope; see `Engine.run`."""
         self._check()
-        return await self._engine.run_in(
-            self.name, argv, input, timeout, limit, check=check, **options
+        return await run(
+            self._connection,
+            self.name,
+            argv,
+            input=input,
+            timeout=timeout,
+            limit=limit,
+            check=check,
+            options=options,
         )
 
     async def children(self) -> list[Snapshot]:
         """Return this scope's live sessions, by id."""
         self._check()
-        return await self._engine.children(self.name)
+        return await self._connection.children(self.name)
 
     async def kill(self) -> list[KillReceipt | errors.SessionNotFound]:
         """End every child of this scope now, and keep them readable."""
         self._check()
-        return await self._engine.kill(list(self._children))
+        return await self._connection.kill_many(list(self._children))
 
     async def aclose(self) -> int:
         """End and release every child, in parallel; return how many there were.
@@ -92,13 +107,13 @@ class Scope:
             ExceptionGroup: what failed, each with a note that names its session.
             WrongProcess: this is a forked copy, which owns nothing.
         """
-        self._engine.check(alive=False)
+        self._connection.check(alive=False)
         if self._closed:
             return 0
         self._closed = True
         if self._guard is not None:
             self._guard.cancel()
-        self._engine.leave(self)
+        self._on_close(self.name)
         children = list(self._children.values())
         results = await asyncio.gather(
             *(child.aclose() for child in children), return_exceptions=True
@@ -113,6 +128,6 @@ class Scope:
         return len(children)
 
     def _check(self) -> None:
-        self._engine.check()
+        self._connection.check()
         if self._closed:
             raise errors.SessionNotFound(f"the scope {self.name!r} is closed")

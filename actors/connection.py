@@ -1,0 +1,292 @@
+"""The open connection of an engine: what its scopes and children work through."""
+
+import asyncio
+import os
+import secrets
+from contextlib import suppress
+from typing import Any, Final
+
+from actors.ambient import Surroundings
+from actors.embedded import Embedded
+from actors.events import ExitStatus, KillReceipt, Snapshot
+from actors.record import Record, lost_status
+from actors.spec import Launch, Settings, Spec
+from actors.streams import Capture
+from broker import errors
+from broker.link import Link, error_of
+from broker.wire import MAX_IDS, STREAMS, Kind, Message, pack, unpack
+
+
+class Connection:
+    """A link to a broker, the records of the sessions made over it, and its checks.
+
+    Args:
+        endpoint: of a shared broker; None: a private one is started.
+        owner: the key under which sessions are made and found.
+        operator: whether to present the broker's operator key.
+    """
+
+    def __init__(
+        self, endpoint: str | None, owner: bytes, settings: Settings, *, operator: bool
+    ) -> None:
+        self.settings = settings
+        self.link: Link
+        self.records: dict[int, Record] = {}
+        self.shared = endpoint is not None
+        self._endpoint = endpoint
+        self._owner = owner
+        self._operator = operator
+        self._embedded = None if self.shared else Embedded()
+        self._surroundings = Surroundings()
+        self._process = os.getpid()
+        self._open = False
+
+    # -- opening and closing ----------------------------------------------------
+
+    async def open(self) -> None:
+        """Start the private broker if there is none, and say hello.
+
+        Raises:
+            BrokerLost: nobody answers.
+        """
+        settings = self.settings
+        lease = settings.lease if settings.on_hung == "kill" else 0.0
+        try:
+            endpoint = self._endpoint
+            if self._embedded is not None:
+                endpoint = await self._embedded.start(
+                    settings.warm, settings.start_timeout
+                )
+            assert endpoint is not None
+            self.link = Link(endpoint, self._on_push, self._on_lost)
+            await self.link.open(
+                self._owner,
+                operator=self._operator,
+                lease=lease,
+                renewal=settings.lease_renewal,
+            )
+        except BaseException:
+            self._surroundings.close()
+            if self._embedded is not None:
+                await asyncio.shield(self._embedded.stop())
+            raise
+        self._open = True
+
+    async def close(self) -> None:
+        """End every child, and the private broker; harmless to repeat."""
+        if not self._open or os.getpid() != self._process:
+            return
+        self._open = False
+        try:
+            if self.link.lost is None:
+                with suppress(errors.BrokerLost):
+                    await self._release_all()
+        finally:
+            for record in self.records.values():
+                record.released = True
+                record.fail(errors.BrokerLost("the engine is closed"))
+            self.records.clear()
+            self.link.close()
+            self._surroundings.close()
+            if self._embedded is not None:
+                await asyncio.shield(self._embedded.stop())
+
+    async def _release_all(self) -> None:
+        ids = [record.id for record in self.records.values() if not record.released]
+        timeout = self.settings.kill_timeout
+        await asyncio.gather(
+            *(self.end(number, None, timeout, release=True) for number in ids),
+            return_exceptions=True,
+        )
+
+    def check(self, *, alive: bool = True) -> None:
+        """Refuse a call from a forked copy, another loop, or after the end.
+
+        Raises:
+            WrongProcess, RuntimeContext, BrokerLost: see there.
+        """
+        if os.getpid() != self._process:
+            raise errors.WrongProcess
+        if asyncio.get_running_loop() is not self.link.loop:
+            raise errors.RuntimeContext("this engine belongs to another event loop")
+        if alive and not self._open:
+            raise errors.BrokerLost("the engine is closed")
+        if alive and self.link.lost is not None:
+            raise self.link.lost
+
+    # -- what the broker tells unasked ------------------------------------------
+
+    def _on_push(self, message: Message) -> None:
+        record = self.records.get(message.session)
+        if record is None:
+            return
+        if message.kind is Kind.EXITED:
+            record.end(ExitStatus.from_wire(message.body["status"]))
+        elif message.kind is Kind.ERROR and isinstance(
+            error_of(message), errors.WorkerLost
+        ):
+            record.end(lost_status(record.started))
+
+    def _on_lost(self) -> None:
+        for record in self.records.values():
+            record.fail(errors.BrokerLost())
+
+    # -- sessions ---------------------------------------------------------------
+
+    async def start(
+        self, spec: Spec, scope: str | None, capture: Capture | None = None
+    ) -> Record:
+        """Start a child for an owner that the caller sees to.
+
+        Args:
+            spec: what to start.
+            scope: the name of the owning scope, if that is the owner.
+            capture: attached before the program runs.
+
+        Raises:
+            InvalidRequest, SpawnFailed, CapacityExceeded: see `Engine.spawn`.
+        """
+        self._check_options(spec)
+        launch = spec.launch(
+            self._surroundings.read(), self.settings, scope or "", secrets.token_hex(16)
+        )
+        token = spec.request_id or secrets.token_hex(16)
+        body = {
+            "token": token,
+            "scope": scope or "",
+            "reader": None if capture is None else capture.request,
+            "chunks": self.settings.window_chunks,
+            "bytes": self.settings.window_bytes,
+            "kill_on_drop": spec.kill_on_drop,
+        }
+        asked = self.link.ask(Kind.SPAWN, body=body, payload=_document(launch))
+        try:
+            reply = await asked
+        except asyncio.CancelledError:
+            if self.link.lost is None:
+                self.link.post(Kind.DROP, body={"sessions": [], "tokens": [token]})
+            raise
+        return self._adopt(reply, launch, scope)
+
+    def _check_options(self, spec: Spec) -> None:
+        if not spec.kill_on_drop and not self.shared:
+            raise errors.InvalidRequest(
+                "kill_on_drop", "False needs a shared broker: this one ends with you"
+            )
+        for name, default in _NOT_YET.items():
+            if getattr(spec, name) != default:
+                raise errors.InvalidRequest(name, "is not supported by this version")
+
+    def _adopt(self, reply: Message, launch: Launch, scope: str | None) -> Record:
+        known = self.records.get(reply.session)
+        if known is not None:
+            return known
+        streams = [s for s in STREAMS if getattr(launch, s) == "pipe"]
+        retention = launch.retention
+        record = Record(
+            id=reply.session,
+            pid=reply.body["pid"],
+            argv=tuple(os.fsdecode(word) for word in launch.argv),
+            scope=scope,
+            streams=tuple(streams),
+            started=reply.body["started"],
+            metadata=dict(launch.metadata),
+            block=retention.size if retention.kind == "block" else None,
+        )
+        self.records[record.id] = record
+        return record
+
+    def forget(self, record: Record) -> None:
+        """Stop tracking a session that was released."""
+        self.records.pop(record.id, None)
+
+    def drop(self, record: Record) -> None:
+        """Give a session up without waiting: what is left of its tree is killed."""
+        record.released = True
+        self.forget(record)
+        if self.link.lost is None:
+            self.link.drop(record.id)
+
+    async def end(
+        self,
+        number: int,
+        grace: float | None,
+        timeout: float,
+        *,
+        release: bool,
+    ) -> KillReceipt:
+        """End one session's tree; `release` has the broker forget it as well.
+
+        It goes on when the caller is cancelled: nobody awaits the answer then.
+        """
+        cause = "owner-drop" if release else "killed"
+        body = {"grace": grace, "timeout": timeout, "cause": cause, "release": release}
+        reply = await asyncio.shield(self.link.ask(Kind.KILL, number, body))
+        return KillReceipt.from_wire(reply.body["receipt"])
+
+    async def kill_many(
+        self, ids: list[int]
+    ) -> list[KillReceipt | errors.SessionNotFound]:
+        """End many sessions; see `Engine.kill`."""
+        parts = [ids[at : at + MAX_IDS] for at in range(0, len(ids), MAX_IDS)]
+        body = {"timeout": self.settings.kill_many_timeout}
+        replies = await asyncio.gather(
+            *(
+                self.link.ask(Kind.KILL_MANY, body={**body, "sessions": part})
+                for part in parts
+            )
+        )
+        answers = [item for r in replies for item in unpack(r.payload or b"")]
+        return [_receipt(answer) for answer in answers]
+
+    async def children(self, scope: str | None) -> list[Snapshot]:
+        """Return the live sessions of this key, or of one scope, by id."""
+        reply = await self.link.ask(Kind.LIST, body={"scope": scope})
+        ids = unpack(reply.payload or b"")
+        found = await asyncio.gather(
+            *(self.snapshot(number) for number in ids), return_exceptions=True
+        )
+        return [item for item in found if isinstance(item, Snapshot)]
+
+    async def snapshot(self, number: int) -> Snapshot:
+        """Return how a session is now.
+
+        Raises:
+            SessionNotFound: there is none of this number here.
+        """
+        reply = await self.link.ask(Kind.SNAPSHOT, number)
+        document = unpack(reply.payload or b"")
+        document["owner_alive"] = reply.body["owner_alive"]
+        return Snapshot.from_wire(document)
+
+
+_NOT_YET: Final[dict[str, Any]] = {
+    "tty": False,
+    "pass_fds": (),
+    "detach_ttl": None,
+    "observe": (),
+    "on_full": "refuse",
+    "queue": None,
+}
+"""Options whose other values come with a later version."""
+
+
+def _document(launch: Launch) -> bytes:
+    try:
+        return pack(launch.to_wire())
+    except errors.ProtocolError as large:
+        raise errors.InvalidRequest("argv", f"with env: {large}") from large
+
+
+def _receipt(answer: list[Any]) -> KillReceipt | errors.SessionNotFound:
+    """Return what one session answered to the kill of many.
+
+    Raises:
+        EngineError: something else than that it is not here.
+    """
+    if len(answer) == 1:
+        return KillReceipt.from_wire(answer[0])
+    error = errors.decode(*answer)
+    if not isinstance(error, errors.SessionNotFound):
+        raise error
+    return error
