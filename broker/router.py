@@ -34,7 +34,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, assert_never
 
 from broker import errors
 from broker.wire import Kind, Message, pack
@@ -251,6 +251,8 @@ class Router:
                 self._refill()
             case Tick():
                 self._expire_leases()
+            case _:
+                assert_never(event)
         return self._out
 
     def next_deadline(self) -> float | None:
