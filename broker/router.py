@@ -470,9 +470,16 @@ class Router:
             return
         if message.request and message.kind is not Kind.CREDIT:
             session.pending[Ask(client.id, message.request)] = message.kind
+        if message.kind is Kind.STOP:
+            self._stopped(session, Ask(client.id, message.body["target"]))
         self._tell(session, message)
         if message.kind is Kind.KILL and message.body["release"]:
             session.state = State.LEAVING
+
+    def _stopped(self, session: Session, target: Ask) -> None:
+        """Expect no answer any more: the worker gives none to what was stopped."""
+        if session.pending.get(target) in _STOPPABLE:
+            del session.pending[target]
 
     def _answer_for_lost(
         self, client: Client, session: Session, message: Message
@@ -679,6 +686,9 @@ _FORWARDED: Final = _kinds(
     Kind.SNAPSHOT,
 )
 """Commands that go to the session's worker, unread."""
+
+_STOPPABLE: Final = _kinds(Kind.OPEN, Kind.READ, Kind.POLL)
+"""Requests that may take long, and that a STOP takes back."""
 
 _ANSWERS: Final = _kinds(
     Kind.REPLY,
