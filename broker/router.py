@@ -575,6 +575,7 @@ class Router:
             del session.pending[ask]
             self._to(ask, message._replace(client=ask.client, request=ask.request))
         if message.kind is Kind.ERROR:
+            self._answer_pending(session, errors.SessionNotFound())
             self._forget(session)
             return
         session.answer = message
