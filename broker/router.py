@@ -314,7 +314,11 @@ class Router:
         return [s for s in self.sessions.values() if s.client == client.id]
 
     def _stop_readers(self, session: Session, client: int) -> None:
-        gone = [ask for ask in session.pending if ask.client == client]
+        gone = [
+            ask
+            for ask, kind in session.pending.items()
+            if ask.client == client and kind is not Kind.SPAWN
+        ]  # the answer to a spawn is kept for whoever asks again with its token
         for ask in gone:
             if session.pending.pop(ask) is Kind.OPEN:
                 body = {"target": ask.request}
