@@ -541,9 +541,9 @@ class Router:
     def _from_worker(self, worker: int, message: Message) -> None:
         if worker not in self.slots:
             return  # retired, or reported gone: what it still says concerns nobody
-        session = self.sessions.get(message.session)
-        if session is not None and session.worker != worker:
+        if self.slots[worker] != message.session:
             return  # I7: a worker speaks for its own session only
+        session = self.sessions.get(message.session)
         if message.kind is Kind.IDLE:
             self._worker_idle(worker, session)
         elif session is not None and message.kind in _ANSWERS:
@@ -595,8 +595,6 @@ class Router:
         if session is not None:
             self._answer_pending(session, errors.SessionNotFound())
             self._forget(session)
-        if worker in self.idle:
-            return
         self.slots[worker] = None
         if len(self.idle) < max(self.warm, IDLE_WORKERS):
             self.idle.append(worker)
