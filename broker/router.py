@@ -294,7 +294,8 @@ class Router:
     def _expire_leases(self) -> None:
         for client in self.clients.values():
             if client.lease_ends is not None and client.lease_ends <= self._now:
-                client.lease_ends = None
+                # It may still start something from a queue: look again.
+                client.lease_ends = self._now + client.lease
                 self._drop_all(client)
 
     def _client_gone(self, peer: bytes) -> None:
