@@ -26,7 +26,8 @@ running   REPLY to START                         everything is forwarded
 exited    EXITED pushed by the worker            everything is forwarded
 closed    CLOSED pushed by the worker            everything is forwarded
 leaving   KILL with release, or a drop           `SessionNotFound` for everything new
-lost      the worker is gone                     `WorkerLost`; KILL gets its receipt
+lost      the worker is gone                     `WorkerLost`; KILL its receipt, if
+                                                 the tree is proven gone
 ========  =====================================  =====================================
 """
 
@@ -196,6 +197,8 @@ class Session:
     state: State = State.STARTING
     pending: dict[Ask, Kind] = field(default_factory=dict)
     answer: Message | None = None
+    proven: bool = False
+    """Of a lost one: nothing of its tree is left."""
 
 
 class Router:
@@ -489,11 +492,11 @@ class Router:
     def _answer_for_lost(
         self, client: Client, session: Session, message: Message
     ) -> None:
-        if message.kind is not Kind.KILL:
+        if message.kind is Kind.KILL and session.proven:
+            self._answer(client, message.reply(Kind.REPLY, {"receipt": [0, 0, []]}))
+        else:
             self._refuse(client, message, errors.WorkerLost())
-            return
-        self._answer(client, message.reply(Kind.REPLY, {"receipt": [0, 0, []]}))
-        if message.body["release"]:
+        if message.kind is Kind.KILL and message.body["release"]:
             self._forget(session)
 
     # -- sessions ---------------------------------------------------------------
@@ -623,6 +626,7 @@ class Router:
             self._forget(session)
             return
         session.state = State.LOST
+        session.proven = proven
         peer = self.peers.get(session.client)
         if peer is not None:
             push = Message(Kind.ERROR, session.client, 0, session.id, self.epoch)
