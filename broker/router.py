@@ -618,7 +618,7 @@ class Router:
             error: errors.EngineError = (
                 errors.SpawnFailed(errno, "fork") if errno else errors.WorkerLost()
             )
-            self._answer_pending(session, error)
+            self._answer_pending(session, error, proven=proven)
             self._forget(session)
             return
         self._answer_pending(session, errors.WorkerLost(), proven=proven)
