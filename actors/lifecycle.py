@@ -25,7 +25,7 @@ sent to the group any more: what is left of the tree is swept.
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, assert_never
 
 SWEEP_FIRST: Final = 0.001
 """Seconds between two walks of a tree that is being killed (exits also trigger one)."""
@@ -203,6 +203,8 @@ class Lifecycle:
                 self._reaped()
             case Tick():
                 self._tick()
+            case _:
+                assert_never(event)
         return self._out
 
     def next_deadline(self) -> float | None:

@@ -28,7 +28,8 @@ running   REPLY to START                         everything is forwarded
 exited    EXITED pushed by the worker            everything is forwarded
 closed    CLOSED pushed by the worker            everything is forwarded
 leaving   KILL with release, or a drop           `SessionNotFound` for everything new
-lost      the worker is gone                     `WorkerLost`; KILL gets its receipt
+lost      the worker is gone                     `WorkerLost`; KILL its receipt, if
+                                                 the tree is proven gone
 ========  =====================================  =====================================
 """
 
@@ -36,7 +37,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, assert_never
 
 from broker import errors
 from broker.wire import Kind, Message, pack
@@ -198,6 +199,8 @@ class Session:
     state: State = State.STARTING
     pending: dict[Ask, Kind] = field(default_factory=dict)
     answer: Message | None = None
+    proven: bool = False
+    """Of a lost one: nothing of its tree is left."""
 
 
 @dataclass(slots=True)
@@ -265,6 +268,8 @@ class Router:
                 self._refill()
             case Tick():
                 self._expire_leases()
+            case _:
+                assert_never(event)
         return self._out
 
     def next_deadline(self) -> float | None:
@@ -306,7 +311,8 @@ class Router:
     def _expire_leases(self) -> None:
         for client in self.clients.values():
             if client.lease_ends is not None and client.lease_ends <= self._now:
-                client.lease_ends = None
+                # It may still start something from a queue: look again.
+                client.lease_ends = self._now + client.lease
                 self._drop_all(client)
 
     def _client_gone(self, peer: bytes) -> None:
@@ -326,7 +332,11 @@ class Router:
         return [s for s in self.sessions.values() if s.client == client.id]
 
     def _stop_readers(self, session: Session, client: int) -> None:
-        gone = [ask for ask in session.pending if ask.client == client]
+        gone = [
+            ask
+            for ask, kind in session.pending.items()
+            if ask.client == client and kind is not Kind.SPAWN
+        ]  # the answer to a spawn is kept for whoever asks again with its token
         for ask in gone:
             if session.pending.pop(ask) is Kind.OPEN:
                 body = {"target": ask.request}
@@ -520,27 +530,38 @@ class Router:
         """Pass a command on to its session's worker, answered to `ask`."""
         ask = ask or Ask(client.id, message.request)
         session = self.sessions.get(message.session)
-        error: errors.EngineError | None = None
         if (
             session is None
             or not self._may(client, session)
             or session.state is State.LEAVING
         ):
-            error = errors.SessionNotFound()
-        elif session.state is State.LOST and message.kind is not Kind.KILL:
-            error = errors.WorkerLost()
-        if error is not None:
-            self._to(ask, _error(message, error))
-        elif session is not None and session.state is State.LOST:
+            self._to(ask, _error(message, errors.SessionNotFound()))
+        elif session.state is State.LOST:
+            self._answer_for_lost(session, message, ask)
+        else:
+            self._pass_on(session, message, ask)
+
+    def _pass_on(self, session: Session, message: Message, ask: Ask) -> None:
+        if message.request and message.kind is not Kind.CREDIT:
+            session.pending[ask] = message.kind
+        if message.kind is Kind.STOP:
+            self._stopped(session, Ask(ask.client, message.body["target"]))
+        self._tell(session, message)
+        if message.kind is Kind.KILL and message.body["release"]:
+            session.state = State.LEAVING
+
+    def _stopped(self, session: Session, target: Ask) -> None:
+        """Expect no answer any more: the worker gives none to what was stopped."""
+        if session.pending.get(target) in _STOPPABLE:
+            del session.pending[target]
+
+    def _answer_for_lost(self, session: Session, message: Message, ask: Ask) -> None:
+        if message.kind is Kind.KILL and session.proven:
             self._to(ask, message.reply(Kind.REPLY, {"receipt": [0, 0, []]}))
-            if message.body["release"]:
-                self._forget(session)
-        elif session is not None:
-            if message.request and message.kind is not Kind.CREDIT:
-                session.pending[ask] = message.kind
-            self._tell(session, message)
-            if message.kind is Kind.KILL and message.body["release"]:
-                session.state = State.LEAVING
+        else:
+            self._to(ask, _error(message, errors.WorkerLost()))
+        if message.kind is Kind.KILL and message.body["release"]:
+            self._forget(session)
 
     # -- sessions ---------------------------------------------------------------
 
@@ -588,9 +609,9 @@ class Router:
     def _from_worker(self, worker: int, message: Message) -> None:
         if worker not in self.slots:
             return  # retired, or reported gone: what it still says concerns nobody
-        session = self.sessions.get(message.session)
-        if session is not None and session.worker != worker:
+        if self.slots[worker] != message.session:
             return  # I7: a worker speaks for its own session only
+        session = self.sessions.get(message.session)
         if message.kind is Kind.IDLE:
             self._worker_idle(worker, session)
         elif session is not None and message.kind in _ANSWERS:
@@ -629,6 +650,7 @@ class Router:
             del session.pending[ask]
             self._to(ask, message._replace(client=ask.client, request=ask.request))
         if message.kind is Kind.ERROR:
+            self._answer_pending(session, errors.SessionNotFound())
             self._forget(session)
             return
         session.answer = message
@@ -647,8 +669,6 @@ class Router:
         if session is not None:
             self._answer_pending(session, errors.SessionNotFound())
             self._forget(session)
-        if worker in self.idle:
-            return
         self.slots[worker] = None
         if len(self.idle) < max(self.warm, IDLE_WORKERS):
             self.idle.append(worker)
@@ -668,7 +688,7 @@ class Router:
             error: errors.EngineError = (
                 errors.SpawnFailed(errno, "fork") if errno else errors.WorkerLost()
             )
-            self._answer_pending(session, error)
+            self._answer_pending(session, error, proven=proven)
             self._forget(session)
             return
         self._answer_pending(session, errors.WorkerLost(), proven=proven)
@@ -676,6 +696,7 @@ class Router:
             self._forget(session)
             return
         session.state = State.LOST
+        session.proven = proven
         peer = self.peers.get(session.client)
         if peer is not None:
             push = Message(Kind.ERROR, session.client, 0, session.id, self.epoch)
@@ -744,6 +765,9 @@ _FORWARDED: Final = _kinds(
     Kind.SNAPSHOT,
 )
 """Commands that go to the session's worker, unread."""
+
+_STOPPABLE: Final = _kinds(Kind.OPEN, Kind.READ, Kind.POLL)
+"""Requests that may take long, and that a STOP takes back."""
 
 _ANSWERS: Final = _kinds(
     Kind.REPLY,
