@@ -34,15 +34,8 @@ if TYPE_CHECKING:
         WriteResult,
     )
     from actors.scope import Scope
-    from actors.spec import (
-        AGENT_ENV,
-        Limits,
-        OutputPolicy,
-        Settings,
-        Spec,
-        TtySize,
-        Watch,
-    )
+    from actors.settings import Limits, OutputPolicy, Settings, TtySize, Watch
+    from actors.spec import AGENT_ENV, Spec
     from actors.streams import EventStream, Reader
     from broker.errors import (
         BrokerLost,
@@ -75,7 +68,8 @@ _HOMES = {
         "Usage WriteResult"
     ),
     "actors.scope": "Scope",
-    "actors.spec": "AGENT_ENV Limits OutputPolicy Settings Spec TtySize Watch",
+    "actors.settings": "Limits OutputPolicy Settings TtySize Watch",
+    "actors.spec": "AGENT_ENV Spec",
     "actors.streams": "EventStream Reader",
     "broker.errors": (
         "BrokerLost CapacityExceeded CommandFailed EngineError InvalidRequest "

@@ -9,8 +9,10 @@ from typing import Any, Final
 from actors.ambient import Surroundings
 from actors.embedded import Embedded
 from actors.events import ExitStatus, KillReceipt, Snapshot
+from actors.launch import Launch
 from actors.record import Record, lost_status
-from actors.spec import Launch, Settings, Spec
+from actors.settings import Settings
+from actors.spec import Spec
 from actors.streams import Capture
 from broker import errors
 from broker.link import Link, error_of

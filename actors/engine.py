@@ -9,7 +9,8 @@ from actors.child import Child, as_bytes, run
 from actors.connection import Connection
 from actors.events import Completed, Info, KillReceipt, Snapshot
 from actors.scope import Scope
-from actors.spec import Settings, Spec
+from actors.settings import Settings
+from actors.spec import Spec
 from broker import auth, errors
 from broker.wire import MAX_IDS, VERSION, Kind
 

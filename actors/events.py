@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, ClassVar, Literal, Self, get_args
 
-from actors.spec import TtySize
+from actors.settings import TtySize
 from broker.errors import EngineError, InvalidRequest, ProtocolError
 
 __all__ = [

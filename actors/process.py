@@ -17,7 +17,7 @@ import termios
 from collections.abc import Callable
 from typing import Final
 
-from actors.spec import Launch
+from actors.launch import Launch
 from broker.errors import InvalidRequest, SpawnFailed
 
 DEFAULT_PATH: Final = b"/bin:/usr/bin"

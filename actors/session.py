@@ -19,7 +19,7 @@ from actors import lifecycle, process
 from actors.buffer import Cursor, Hole, Log
 from actors.events import ExitStatus, Survivor, Usage
 from actors.inbox import Inbox
-from actors.spec import Launch
+from actors.launch import Launch
 from broker import errors, tree
 from broker.wire import Kind, Message, pack, unpack
 

@@ -29,7 +29,7 @@ from actors.events import (
     Usage,
     WriteResult,
 )
-from actors.spec import TtySize
+from actors.settings import TtySize
 from broker import wire
 from broker.errors import ProtocolError
 

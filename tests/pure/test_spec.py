@@ -8,17 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from actors.spec import (
-    AGENT_ENV,
-    Ambient,
-    Launch,
-    Limits,
-    OutputPolicy,
-    Settings,
-    Spec,
-    TtySize,
-    Watch,
-)
+from actors.launch import Launch
+from actors.settings import Limits, OutputPolicy, Settings, TtySize, Watch
+from actors.spec import AGENT_ENV, Ambient, Spec
 from broker import wire
 from broker.errors import InvalidRequest
 
