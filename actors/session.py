@@ -1,50 +1,35 @@
 """The session: one child with its log, its input, its readers and its end.
 
-It joins `process` (system calls), `lifecycle` (rules), `buffer` (the log) and `inbox`
-(stdin), and answers the commands that a client addresses to it. The worker gives it
-readiness, reaped processes and the time; it gives back messages through `send`.
-
-Readers are cursors over the log. A reader gets at most its window ahead of what its
-client has taken (CREDIT); what does not fit stays in the log, where retention decides.
-A *lossless* reader holds the log: nothing from what its client has not yet taken on is
-dropped, and when that fills the log the child's pipes are not read any more.
+It joins `process` (system calls), `lifecycle` (rules), `buffer` (the log), `outlet`
+(its readers) and `inbox` (stdin), and answers the commands that a client addresses to
+it. The worker gives it readiness, reaped processes and the time; it gives back messages.
 """
 
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from actors import lifecycle, process
-from actors.buffer import Cursor, Hole, Log
+from actors.buffer import Log
 from actors.events import ExitStatus, Survivor, Usage
 from actors.inbox import Inbox
 from actors.launch import Launch
+from actors.outlet import Ask, End, Outlet, Progress
 from broker import errors, tree
-from broker.wire import Kind, Message, pack, unpack
+from broker.wire import Kind, Message, Payload, pack, unpack
 
 DYING: Final = 0.05
 """Seconds in which a child that lost its stdin is reaped if it is dying."""
 READS_A_TURN: Final = 4
 """Reads of one stream before the other descriptors get their turn (64 KiB each)."""
-POLL_LIMIT: Final = 4 * 1024 * 1024
-"""Bytes of output in one poll's answer; more stays for the next poll."""
-MOST_PIECES: Final = 10_000
-"""Runs of one stream in one poll's answer."""
 LEFTOVERS: Final = 100
 """Leftovers named in a status, which has to fit into a control frame."""
 TAIL: Final = 4096
 """Bytes of output in a snapshot."""
 
 
-class Ask(NamedTuple):
-    """Who asked, under which number."""
-
-    client: int
-    request: int
-
-
-class Reply(Protocol):
+class Leg(Protocol):
     """Where messages for clients go; `room` is False while the leg is congested."""
 
     def send(self, message: Message) -> None:
@@ -54,53 +39,10 @@ class Reply(Protocol):
         """Return whether bulk output should be handed over now."""
 
 
-class Reader:
-    """One event stream: a cursor, and how far ahead of its client it may run."""
-
-    def __init__(self, ask: Ask, cursor: Cursor, chunks: int, size: int) -> None:
-        self.ask = ask
-        self.cursor = cursor
-        self.taken = cursor.sequence
-        self.sent = 0
-        self.credited = 0
-        self.chunks = chunks
-        self.size = size
-        self.lossless = False
-        self.ended: set[str] = set()
-        self.exited = False
-
-    def allowance(self) -> int:
-        """Return how many bytes may be sent now."""
-        if self.sent - self.credited >= self.chunks:
-            return 0
-        return self.size - (self.cursor.sequence - self.taken)
-
-
-class Poll(NamedTuple):
-    """A pending poll, and when it is answered whatever there is."""
-
-    ask: Ask
-    cursor: Cursor
-    mode: str
-    limit: int
-    ends: float
-    quiet_from: float | None
-
-
-class Read(NamedTuple):
-    """A pending cursor read of one stream."""
-
-    ask: Ask
-    stream: str
-    offset: int
-    limit: int
-    ends: float
-
-
 class Session:
     """One child and everything that can be asked of it."""
 
-    def __init__(self, number: int, epoch: int, launch: Launch, leg: Reply) -> None:
+    def __init__(self, number: int, epoch: int, launch: Launch, leg: Leg) -> None:
         self.number = number
         self.epoch = epoch
         self.launch = launch
@@ -112,16 +54,11 @@ class Session:
         self.sweep = tree.Sweep()
         self.reaped = 0
         self.reaped_before_kill: int | None = None
-        self.status: ExitStatus | None = None
+        self.progress = Progress(set())
+        self.outlet = Outlet(self.log, self.progress, launch, self)
         self.released = False
-        self.owner_alive = True
         self.held = False
-        self.ends: dict[str, tuple[Kind, int]] = {}
-        self.readers: dict[Ask, Reader] = {}
-        self.polls: list[Poll] = []
-        self.reads: list[Read] = []
         self._targets: dict[str, int] | None = None
-        self._exit_mark: int | None = None
         self._cut: list[tuple[Hashable, int]] = []
         self._cut_told = 0.0
         self._exit: dict[str, Any] = {}
@@ -140,7 +77,8 @@ class Session:
         self.started = clock()
         self.process = process.start(self.launch)
         self.execed = self._now = self.last_used = clock()
-        streams = frozenset(self.process.outputs)
+        self.progress.streams = set(self.process.outputs)
+        streams = frozenset(self.progress.streams)
         self.life = lifecycle.Lifecycle(_terms(self.launch), streams, self.execed)
         if isinstance(self.launch.stdin, bytes):
             self.inbox.feed(self.launch.stdin)
@@ -182,12 +120,7 @@ class Session:
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is wanted, None while nothing is due."""
-        due = [self.life.next_deadline()]
-        for poll in self.polls:
-            due.append(poll.ends)
-            if poll.quiet_from is not None:
-                due.append(min(poll.ends, poll.quiet_from + self.launch.quiet))
-        due += [read.ends for read in self.reads]
+        due = [self.life.next_deadline(), self.outlet.next_deadline()]
         if self._cut:
             due.append(self._cut_told)
         return min((end for end in due if end is not None), default=None)
@@ -225,44 +158,44 @@ class Session:
         if count:
             self.log.commit(stream, count)
             self._do(self.life.handle(lifecycle.Output(), self._now))
-            self._on_output()
+            self.outlet.on_output(self._now)
+            self._check_mark()
         return count
 
-    def _on_output(self) -> None:
-        self.polls = [
-            poll._replace(quiet_from=self._now) if poll.mode == "output" else poll
-            for poll in self.polls
-        ]
-        self._check_mark()
-
-    def _end(self, stream: str, kind: Kind) -> None:
+    def _end(
+        self, stream: str, kind: Kind, details: Mapping[str, Any] | None = None
+    ) -> None:
         self.process.close_output(stream)
-        self.ends[stream] = (kind, self.log.end)
+        self.progress.streams.discard(stream)
+        body = {"stream": stream, **(details or {})}
+        self.progress.ends[stream] = End(kind, self.log.end, body)
         self._check_mark()
         self._do(self.life.handle(lifecycle.StreamDone(stream), self._now))
 
     def _broken(self, stream: str, error: OSError) -> None:
-        self._failure = error
-        self._end(stream, Kind.BROKEN)
+        details = {
+            "kind": type(error).__name__,
+            "message": str(error)[:1000],
+            "errno": error.errno or 0,
+        }
+        self._end(stream, Kind.BROKEN, details)
 
     def _hold(self, *, held: bool) -> None:
         if held is not self.held:
             self.held = held
             self._do(self.life.handle(lifecycle.Held(held), self._now))
 
-    def _unhold(self) -> None:
-        if self.held and self.log.room() > 0:
-            self._hold(held=False)
-
     def _check_mark(self) -> None:
         """Note where every byte that was in the pipes at the exit has been logged."""
-        if self._targets is None or self._exit_mark is not None:
+        if self._targets is None or self.progress.exit_mark is not None:
             return
         for stream, target in self._targets.items():
-            open_still = stream in self.process.outputs
-            if open_still and self.log.stats(stream).produced < target:
+            if (
+                stream in self.progress.streams
+                and self.log.stats(stream).produced < target
+            ):
                 return
-        self._exit_mark = self.log.end
+        self.progress.exit_mark = self.log.end
 
     # -- input ------------------------------------------------------------------
 
@@ -297,7 +230,7 @@ class Session:
             self._wrote(ask, accepted)
 
     def _wrote(self, ask: Hashable, accepted: int) -> None:
-        state = "ended" if self.status is not None else self.state
+        state = "ended" if self.progress.status is not None else self.state
         self._answer(ask, {"accepted": accepted, "state": state})
 
     # -- the end ----------------------------------------------------------------
@@ -313,7 +246,7 @@ class Session:
     def on_reaped_all(self, now: float, *, empty: bool) -> None:
         """Follow up on a round of reaping; `empty`: the kernel says nothing is left."""
         self._now = now
-        if self._exit and self.status is None:
+        if self._exit and self.progress.status is None:
             self._leader_event(empty=empty)
         elif empty and not self.life.empty and self._exit:
             self._do(self.life.handle(lifecycle.TreeEmpty(), now))
@@ -375,12 +308,13 @@ class Session:
                 case lifecycle.Report(cause):
                     self._report(cause)
                 case lifecycle.Close():
+                    self.progress.closed = True
                     self._push(Kind.CLOSED)
                 case lifecycle.Answer(key, proven):
                     self._killed(key, proven=proven)
 
     def _report(self, cause: str) -> None:
-        self.status = ExitStatus(
+        self.progress.status = ExitStatus(
             cause=cause,  # type: ignore[arg-type]  # lifecycle deals in plain strings
             started=self.started,
             execed=self.execed,
@@ -390,8 +324,9 @@ class Session:
         self._push(Kind.EXITED)
 
     def _push(self, kind: Kind) -> None:
-        assert self.status is not None  # Close follows Report
-        body = {"status": self.status.to_wire()}
+        status = self.progress.status
+        assert status is not None  # Close follows Report
+        body = {"status": status.to_wire()}
         self.leg.send(Message(kind, 0, 0, self.number, self.epoch, 0.0, body))
 
     def _abandon(self) -> None:
@@ -407,12 +342,7 @@ class Session:
 
     def finish(self) -> None:
         """Close everything, and refuse what is still asked; the tree is gone."""
-        for poll in self.polls:
-            self._error(poll.ask, errors.SessionNotFound())
-        for read in self.reads:
-            self._error(read.ask, errors.SessionNotFound())
-        for ask in self.readers:
-            self._error(ask, errors.SessionNotFound())
+        self.outlet.refuse_all(errors.SessionNotFound())
         self._close_stdin()
         self.process.close()
 
@@ -430,20 +360,27 @@ class Session:
             self._error(ask, error)
         self._serve()
 
+    def say(
+        self, kind: Kind, ask: Ask, body: dict[str, Any], payload: Payload | None = None
+    ) -> None:
+        """Send a message to who asked; nothing when no answer is wanted."""
+        if ask.request:
+            message = Message(kind, *ask, self.number, self.epoch, 0.0, body, payload)
+            self.leg.send(message)
+
+    def room(self) -> bool:
+        """Return whether the leg takes more bulk output now."""
+        return self.leg.room()
+
     def _answer(
         self, ask: Hashable, body: dict[str, Any], payload: bytes | None = None
     ) -> None:
-        if isinstance(ask, Ask) and ask.request:
-            reply = Message(
-                Kind.REPLY, *ask, self.number, self.epoch, 0.0, body, payload
-            )
-            self.leg.send(reply)
+        if isinstance(ask, Ask):
+            self.say(Kind.REPLY, ask, body, payload)
 
     def _error(self, ask: Ask, error: errors.EngineError) -> None:
-        if ask.request:
-            code, values = errors.encode(error)
-            body = {"code": code, "values": values}
-            self.leg.send(Message(Kind.ERROR, *ask, self.number, self.epoch, 0.0, body))
+        code, values = errors.encode(error)
+        self.say(Kind.ERROR, ask, {"code": code, "values": values})
 
     def _on_write(self, ask: Ask, message: Message) -> None:
         if self.process.stdin is None:
@@ -455,7 +392,7 @@ class Session:
         self._pour()
 
     def _why_no_stdin(self) -> str:
-        if self.status is not None:
+        if self.progress.status is not None:
             return "the child has ended"
         if self.launch.stdin == "null":
             return "stdin is null: spawn with stdin='pipe' to write"
@@ -466,86 +403,20 @@ class Session:
         self._answer(ask, {})
 
     def _on_poll(self, ask: Ask, message: Message) -> None:
-        body = message.body
-        cursor = Cursor(body["stdout"], body["stderr"])
-        try:
-            self.log.read(cursor, 1, 1)
-        except ValueError as error:
-            raise errors.InvalidRequest("cursor", str(error)) from error
-        if self.launch.retention.kind == "block":
-            self.log.hold(("poll", ask.client), cursor.sequence)
-            self._unhold()
-        limit = min(body["limit"], POLL_LIMIT)
-        quiet = self._now if self.log.end > cursor.sequence else None
-        ends = self._now + body["wait"]
-        self.polls.append(Poll(ask, cursor, body["mode"], limit, ends, quiet))
+        self.outlet.poll(ask, message.body, self._now)
 
     def _on_read(self, ask: Ask, message: Message) -> None:
-        body = message.body
-        stream = body["stream"]
-        produced = self.log.stats(stream).produced
-        offset = produced if body["offset"] is None else body["offset"]
-        if offset > produced:
-            raise errors.InvalidRequest("after", f"is beyond the {produced} bytes yet")
-        if self.launch.retention.kind == "block":
-            key = ("read", ask.client, body["reader"])
-            self.log.hold(key, self.log.seek(stream, offset))
-            self._unhold()
-        ends = self._now + body["wait"]
-        limit = min(body["limit"], POLL_LIMIT)
-        self.reads.append(Read(ask, stream, offset, limit, ends))
+        self.outlet.read(ask, message.body, self._now)
 
     def _on_open(self, ask: Ask, message: Message) -> None:
-        body = message.body
-        self.open(ask, self._place(body), body, capture=body["capture"])
-
-    def _place(self, body: Any) -> Cursor:
-        """Return where a new reader begins: a capture tells what it missed."""
-        after = body["after"]
-        if body["newest"]:
-            return self.log.at(self.log.end)
-        if after is None:
-            return Cursor(0, 0) if body["capture"] else self.log.at(self.log.first())
-        if after > self.log.end:
-            raise errors.InvalidRequest(
-                "after", f"is beyond the {self.log.end} bytes yet"
-            )
-        return self.log.at(max(after, self.log.first()))
-
-    def open(self, ask: Ask, cursor: Cursor, body: Any, *, capture: bool) -> None:
-        """Attach an event reader at `cursor`; a capture is lossless by any policy."""
-        reader = Reader(ask, cursor, body["chunks"], body["bytes"])
-        self.readers[ask] = reader
-        if capture or self.launch.retention.kind == "block":
-            reader.lossless = True
-            self.log.hold(ask, cursor.sequence)
+        self.outlet.open(ask, message.body)
 
     def _on_credit(self, ask: Ask, message: Message) -> None:
-        reader = self.readers.get(ask)
-        if reader is None:
-            return  # it was stopped while the credit was on its way
-        reader.credited = max(reader.credited, message.body["chunks"])
-        reader.taken = max(reader.taken, message.body["sequence"])
-        if reader.credited > reader.sent or reader.taken > reader.cursor.sequence:
-            self._drop_reader(ask)
-            raise errors.InvalidRequest("credit", "is for more than was sent")
-        if reader.lossless:
-            self.log.hold(ask, reader.taken)
-            self._unhold()
+        self.outlet.credit(ask, message.body)
 
     def _on_stop(self, ask: Ask, message: Message) -> None:
-        target = Ask(ask.client, message.body["target"])
-        self._drop_reader(target)
-        self.log.release(("read", ask.client, target.request))
-        self.polls = [poll for poll in self.polls if poll.ask != target]
-        self.reads = [read for read in self.reads if read.ask != target]
-        self._unhold()
+        self.outlet.stop(Ask(ask.client, message.body["target"]))
         self._answer(ask, {})
-
-    def _drop_reader(self, ask: Ask) -> None:
-        self.readers.pop(ask, None)
-        self.log.release(ask)
-        self._unhold()
 
     def _on_kill(self, ask: Ask, message: Message) -> None:
         body = message.body
@@ -561,9 +432,7 @@ class Session:
 
     def _release(self) -> None:
         self.released = True
-        for poll in self.polls:
-            self._error(poll.ask, errors.SessionNotFound())
-        self.polls.clear()
+        self.outlet.refuse_polls(errors.SessionNotFound())
         self._close_stdin()
 
     def _on_signal(self, ask: Ask, message: Message) -> None:
@@ -579,7 +448,7 @@ class Session:
         self._answer(ask, {"sent": sent})
 
     def _on_snapshot(self, ask: Ask, _: Message) -> None:
-        launch = self.launch
+        launch, status = self.launch, self.progress.status
         dropped = sum(self.log.stats(s).dropped for s in ("stdout", "stderr"))
         document = {
             "id": self.number,
@@ -591,8 +460,8 @@ class Session:
             "state": self.state,
             "started": self.started,
             "last_used": self.last_used,
-            "wall_time": self._wall_time(),
-            "status": self.status.to_wire() if self.status else None,
+            "wall_time": status.wall_time if status else self._now - self.started,
+            "status": status.to_wire() if status else None,
             "tail": self.log.newest(TAIL),
             "dropped": dropped,
             "metadata": dict(launch.metadata),
@@ -600,143 +469,15 @@ class Session:
         }
         self._answer(ask, {}, pack(document))
 
-    def _wall_time(self) -> float:
-        return self.status.wall_time if self.status else self._now - self.started
-
-    # -- serving readers --------------------------------------------------------
-
     def _serve(self) -> None:
-        """Give every reader, read and poll what it is due now."""
-        for reader in list(self.readers.values()):
-            self._pump(reader)
-        self.reads = [read for read in self.reads if not self._served_read(read)]
-        self.polls = [poll for poll in self.polls if not self._served_poll(poll)]
+        """Give the readers what they are due, and read on if that made room."""
+        self.outlet.serve(self._now, held=self.held)
+        if self.held and self.log.room() > 0:
+            self._hold(held=False)
 
-    def pump(self, now: float) -> None:
+    def pump(self) -> None:
         """Go on with bulk output: the leg has room again."""
-        self._now = now
-        for reader in list(self.readers.values()):
-            self._pump(reader)
-
-    def _pump(self, reader: Reader) -> None:
-        while self.leg.room():
-            self._pump_marks(reader)
-            limit = min(reader.allowance(), self._until_mark(reader), self.launch.chunk)
-            count = reader.chunks - (reader.sent - reader.credited)
-            if reader.cursor.sequence >= self.log.end or limit <= 0 or count <= 0:
-                break
-            pieces, reader.cursor = self.log.read(reader.cursor, limit, count)
-            for piece in pieces:
-                self._send_piece(reader, piece)
-        self._pump_marks(reader)
-
-    def _until_mark(self, reader: Reader) -> int:
-        """Return how far the next mark (exit, end of a stream) is: chunks end there."""
-        here = reader.cursor.sequence
-        marks = [
-            at for stream, (_, at) in self.ends.items() if stream not in reader.ended
-        ]
-        if self._exit_mark is not None and not reader.exited:
-            marks.append(self._exit_mark)
-        return min((mark - here for mark in marks if mark > here), default=self.log.end)
-
-    def _send_piece(self, reader: Reader, piece: Any) -> None:
-        if isinstance(piece, Hole):
-            gap = {"stream": piece.stream, "start": piece.start, "end": piece.end}
-            self._emit(reader, Kind.GAP, gap)
-            return
-        body = {
-            "stream": piece.stream,
-            "offset": piece.offset,
-            "sequence": piece.sequence,
-        }
-        reader.sent += 1
-        self._emit(reader, Kind.CHUNK, body, piece.data)
-
-    def _emit(
-        self,
-        reader: Reader,
-        kind: Kind,
-        body: dict[str, Any],
-        payload: bytes | None = None,
-    ) -> None:
-        message = Message(
-            kind, *reader.ask, self.number, self.epoch, 0.0, body, payload
-        )
-        self.leg.send(message)
-
-    def _pump_marks(self, reader: Reader) -> None:
-        for stream, (kind, at) in self.ends.items():
-            if reader.cursor.sequence >= at and stream not in reader.ended:
-                reader.ended.add(stream)
-                self._emit(reader, kind, self._end_body(stream, kind))
-        if self.status is None:
-            return
-        status = {"status": self.status.to_wire()}
-        mark = self._exit_mark
-        if not reader.exited and mark is not None and reader.cursor.sequence >= mark:
-            reader.exited = True
-            self._emit(reader, Kind.EXITED, status)
-        if (
-            self.life.state is lifecycle.State.CLOSED
-            and reader.exited
-            and reader.cursor.sequence >= self.log.end
-            and reader.ask in self.readers
-        ):
-            self._emit(reader, Kind.CLOSED, status)
-            self._drop_reader(reader.ask)
-
-    def _end_body(self, stream: str, kind: Kind) -> dict[str, Any]:
-        if kind is not Kind.BROKEN:
-            return {"stream": stream}
-        error = self._failure
-        return {
-            "stream": stream,
-            "kind": type(error).__name__,
-            "message": str(error)[:1000],
-            "errno": error.errno or 0,
-        }
-
-    def _served_read(self, read: Read) -> bool:
-        produced = self.log.stats(read.stream).produced
-        ended = read.stream not in self.process.outputs
-        if read.offset >= produced and not ended and self._now < read.ends:
-            return False
-        gap, offset, data = self.log.read_stream(read.stream, read.offset, read.limit)
-        eof = ended and offset + len(data) >= produced
-        self._answer(read.ask, {"offset": offset, "gap": gap, "eof": eof}, data)
-        return True
-
-    def _served_poll(self, poll: Poll) -> bool:
-        quiet = poll.quiet_from
-        calm = quiet is not None and self._now >= quiet + self.launch.quiet
-        done = self._exit_seen and self.life.state is lifecycle.State.CLOSED
-        # What holds the child back may be this very poll, which has not taken it yet.
-        enough = (poll.mode == "output" and calm) or self.held
-        if not done and self._now < poll.ends and not enough:
-            return False
-        pieces, after = self.log.read(poll.cursor, poll.limit, MOST_PIECES)
-        document = [
-            [p.stream, p.end - p.start, None]
-            if isinstance(p, Hole)
-            else [p.stream, 0, p.data]
-            for p in pieces
-        ]
-        status = self.status if self._exit_seen else None
-        body = {
-            "state": self.state if self._exit_seen else "running",
-            "status": status.to_wire() if status else None,
-            "more": after.sequence < self.log.end,
-            "done": done and after.sequence >= self.log.end,
-            "wall_time": self._wall_time(),
-        }
-        self._answer(poll.ask, body, pack(document))
-        return True
-
-    @property
-    def _exit_seen(self) -> bool:
-        """Return whether the exit may be told: the bytes before it are in the log."""
-        return self.status is not None and self._exit_mark is not None
+        self.outlet.pump()
 
 
 def _terms(launch: Launch) -> lifecycle.Terms:

@@ -25,7 +25,8 @@ import time
 from typing import Any, Final, NoReturn
 
 from actors.buffer import Cursor
-from actors.session import Ask, Session, read_launch
+from actors.outlet import Ask
+from actors.session import Session, read_launch
 from broker import errors, lease, tree
 from broker.pipe import Leg, LegClosed
 from broker.wire import BULK, Kind, Message
@@ -123,7 +124,7 @@ class Worker:
         for message, _fds in self.leg.receive():
             self._command(message)
         if congested and self.room() and self.session is not None:
-            self.session.pump(time.monotonic())
+            self.session.pump()
 
     def _on_time(self) -> None:
         session = self.session
@@ -177,7 +178,7 @@ class Worker:
         reader = message.body["reader"]
         if reader is not None:
             first = Ask(ask.client, reader)
-            session.open(first, Cursor(0, 0), message.body, capture=True)
+            session.outlet.attach(first, Cursor(0, 0), message.body, capture=True)
         body = {
             "pid": session.process.pid,
             "started": session.started,

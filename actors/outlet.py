@@ -1,0 +1,389 @@
+"""The outlet: everything by which clients read a session's log.
+
+Readers are cursors over the log. A reader gets at most its window ahead of what its
+client has taken (CREDIT); what does not fit stays in the log, where retention decides.
+A *lossless* reader holds the log: nothing from what its client has not yet taken on is
+dropped, and when that fills the log the child's pipes are not read any more.
+
+Ends have places in the log as bytes have: a reader is told of a stream's end, or of the
+exit, when it has got everything that came before.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+from actors.buffer import Cursor, Hole, Log
+from actors.events import ExitStatus
+from actors.launch import Launch
+from broker import errors
+from broker.wire import Kind, Payload, pack
+
+POLL_LIMIT: Final = 4 * 1024 * 1024
+"""Bytes of output in one poll's answer; more stays for the next poll."""
+MOST_PIECES: Final = 10_000
+"""Runs of one stream in one poll's answer."""
+
+
+class Ask(NamedTuple):
+    """Who asked, under which number."""
+
+    client: int
+    request: int
+
+
+class Voice(Protocol):
+    """How messages reach the clients."""
+
+    def say(
+        self, kind: Kind, ask: Ask, body: dict[str, Any], payload: Payload | None = None
+    ) -> None:
+        """Send a message to who asked; nothing when no answer is wanted."""
+
+    def room(self) -> bool:
+        """Return whether bulk output should be handed over now."""
+
+
+class End(NamedTuple):
+    """The end of a stream: which kind, and the sequence where it lies."""
+
+    kind: Kind
+    at: int
+    body: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the child has come, as its session sees it.
+
+    Attributes:
+        streams: those that are still read.
+        ends: of the other ones.
+        status: how the child ended, once it has.
+        exit_mark: the sequence at which everything is logged that was in the pipes at
+            the child's end; None before.
+        closed: whether the child and all its streams have ended.
+    """
+
+    streams: set[str]
+    ends: dict[str, End] = field(default_factory=dict)
+    status: ExitStatus | None = None
+    exit_mark: int | None = None
+    closed: bool = False
+
+    @property
+    def exit_seen(self) -> bool:
+        """Whether the exit may be told: the bytes before it are in the log."""
+        return self.status is not None and self.exit_mark is not None
+
+    @property
+    def state(self) -> str:
+        """`running`, `exited` or `closed`, as it may be told."""
+        if not self.exit_seen:
+            return "running"
+        return "closed" if self.closed else "exited"
+
+
+class Reader:
+    """One event stream: a cursor, and how far ahead of its client it may run."""
+
+    __slots__ = (
+        "ask",
+        "chunks",
+        "credited",
+        "cursor",
+        "ended",
+        "exited",
+        "lossless",
+        "sent",
+        "size",
+        "taken",
+    )
+
+    def __init__(
+        self, ask: Ask, cursor: Cursor, chunks: int, size: int, *, lossless: bool
+    ) -> None:
+        self.ask = ask
+        self.cursor = cursor
+        self.taken = cursor.sequence
+        self.sent = 0
+        self.credited = 0
+        self.chunks = chunks
+        self.size = size
+        self.lossless = lossless
+        self.ended: set[str] = set()
+        self.exited = False
+
+    def allowance(self) -> tuple[int, int]:
+        """Return how many bytes and chunks may be sent now."""
+        under_way = self.cursor.sequence - self.taken
+        return self.size - under_way, self.chunks - (self.sent - self.credited)
+
+
+class Poll(NamedTuple):
+    """A pending poll, and when it is answered whatever there is."""
+
+    ask: Ask
+    cursor: Cursor
+    mode: str
+    limit: int
+    ends: float
+    quiet_from: float | None
+
+
+class Read(NamedTuple):
+    """A pending cursor read of one stream."""
+
+    ask: Ask
+    stream: str
+    offset: int
+    limit: int
+    ends: float
+
+
+class Outlet:
+    """The readers, pending polls and pending reads of one session."""
+
+    def __init__(
+        self, log: Log, progress: Progress, launch: Launch, voice: Voice
+    ) -> None:
+        self.log = log
+        self.progress = progress
+        self.launch = launch
+        self.voice = voice
+        self.blocking = launch.retention.kind == "block"
+        self.readers: dict[Ask, Reader] = {}
+        self.polls: list[Poll] = []
+        self.reads: list[Read] = []
+
+    # -- asked ------------------------------------------------------------------
+
+    def poll(self, ask: Ask, body: Any, now: float) -> None:
+        """Take a POLL; `serve` answers it.
+
+        Raises:
+            InvalidRequest: the cursor is none of this log.
+        """
+        cursor = Cursor(body["stdout"], body["stderr"])
+        try:
+            self.log.read(cursor, 1, 1)
+        except ValueError as error:
+            raise errors.InvalidRequest("cursor", str(error)) from error
+        if self.blocking:
+            self.log.hold(("poll", ask.client), cursor.sequence)
+        limit = min(body["limit"], POLL_LIMIT)
+        quiet_from = now if self.log.end > cursor.sequence else None
+        ends = now + body["wait"]
+        self.polls.append(Poll(ask, cursor, body["mode"], limit, ends, quiet_from))
+
+    def read(self, ask: Ask, body: Any, now: float) -> None:
+        """Take a READ; `serve` answers it.
+
+        Raises:
+            InvalidRequest: the offset lies in the future.
+        """
+        stream = body["stream"]
+        produced = self.log.stats(stream).produced
+        offset = produced if body["offset"] is None else body["offset"]
+        if offset > produced:
+            raise errors.InvalidRequest("after", f"is beyond the {produced} bytes yet")
+        if self.blocking:
+            key = ("read", ask.client, body["reader"])
+            self.log.hold(key, self.log.seek(stream, offset))
+        limit = min(body["limit"], POLL_LIMIT)
+        self.reads.append(Read(ask, stream, offset, limit, now + body["wait"]))
+
+    def open(self, ask: Ask, body: Any) -> None:
+        """Attach an event reader where it asks for.
+
+        Raises:
+            InvalidRequest: that lies in the future.
+        """
+        self.attach(ask, self._place(body), body, capture=body["capture"])
+
+    def _place(self, body: Any) -> Cursor:
+        """Return where a new reader begins: a capture tells what it missed."""
+        after, log = body["after"], self.log
+        if body["newest"]:
+            return log.at(log.end)
+        if after is None:
+            return Cursor(0, 0) if body["capture"] else log.at(log.first())
+        if after > log.end:
+            raise errors.InvalidRequest("after", f"is beyond the {log.end} bytes yet")
+        return log.at(max(after, log.first()))
+
+    def attach(self, ask: Ask, cursor: Cursor, body: Any, *, capture: bool) -> None:
+        """Attach an event reader at `cursor`; a capture is lossless by any policy."""
+        lossless = capture or self.blocking
+        self.readers[ask] = Reader(
+            ask, cursor, body["chunks"], body["bytes"], lossless=lossless
+        )
+        if lossless:
+            self.log.hold(ask, cursor.sequence)
+
+    def credit(self, ask: Ask, body: Any) -> None:
+        """Note what a reader's client has taken.
+
+        Raises:
+            InvalidRequest: more than was sent; the reader is dropped.
+        """
+        reader = self.readers.get(ask)
+        if reader is None:
+            return  # it was stopped while the credit was on its way
+        reader.credited = max(reader.credited, body["chunks"])
+        reader.taken = max(reader.taken, body["sequence"])
+        if reader.credited > reader.sent or reader.taken > reader.cursor.sequence:
+            self._detach(ask)
+            raise errors.InvalidRequest("credit", "is for more than was sent")
+        if reader.lossless:
+            self.log.hold(ask, reader.taken)
+
+    def stop(self, target: Ask) -> None:
+        """Forget a reader, a pending poll or a pending read; harmless to repeat."""
+        self._detach(target)
+        self.log.release(("read", target.client, target.request))
+        self.polls = [poll for poll in self.polls if poll.ask != target]
+        self.reads = [read for read in self.reads if read.ask != target]
+
+    def _detach(self, ask: Ask) -> None:
+        self.readers.pop(ask, None)
+        self.log.release(ask)
+
+    def refuse_polls(self, error: errors.EngineError) -> None:
+        """Answer pending polls and reads with an error."""
+        for ask in [p.ask for p in self.polls] + [r.ask for r in self.reads]:
+            self._refuse(ask, error)
+        self.polls.clear()
+        self.reads.clear()
+
+    def refuse_all(self, error: errors.EngineError) -> None:
+        """Answer everything that is pending with an error."""
+        self.refuse_polls(error)
+        for ask in self.readers:
+            self._refuse(ask, error)
+        self.readers.clear()
+
+    def _refuse(self, ask: Ask, error: errors.EngineError) -> None:
+        code, values = errors.encode(error)
+        self.voice.say(Kind.ERROR, ask, {"code": code, "values": values})
+
+    # -- served -----------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """Return when `serve` is wanted, None while nothing is due."""
+        due = [read.ends for read in self.reads]
+        for poll in self.polls:
+            due.append(poll.ends)
+            if poll.quiet_from is not None:
+                due.append(poll.quiet_from + self.launch.quiet)
+        return min(due, default=None)
+
+    def on_output(self, now: float) -> None:
+        """Note that the child wrote something: quiet begins anew."""
+        self.polls = [
+            poll._replace(quiet_from=now) if poll.mode == "output" else poll
+            for poll in self.polls
+        ]
+
+    def serve(self, now: float, *, held: bool) -> None:
+        """Give every reader, read and poll what it is due.
+
+        Args:
+            now: the time.
+            held: whether the child is held back, perhaps by a pending poll itself,
+                which has not taken what there is: it is answered.
+        """
+        self.pump()
+        if self.reads:
+            self.reads = [r for r in self.reads if not self._served_read(r, now)]
+        if self.polls:
+            self.polls = [p for p in self.polls if not self._served_poll(p, now, held)]
+
+    def pump(self) -> None:
+        """Send readers what they may get."""
+        for reader in list(self.readers.values()):
+            self._pump(reader)
+
+    def _pump(self, reader: Reader) -> None:
+        self._tell_ends(reader)
+        while self.voice.room():
+            size, count = reader.allowance()
+            limit = min(size, self._until_end(reader), self.launch.chunk)
+            if reader.cursor.sequence >= self.log.end or limit <= 0 or count <= 0:
+                break
+            pieces, reader.cursor = self.log.read(reader.cursor, limit, count)
+            for piece in pieces:
+                self._send(reader, piece)
+            self._tell_ends(reader)
+
+    def _until_end(self, reader: Reader) -> int:
+        """Return how far the next end is: no read goes past one that is to be told."""
+        here, progress = reader.cursor.sequence, self.progress
+        ends = [e.at for s, e in progress.ends.items() if s not in reader.ended]
+        if progress.exit_mark is not None and not reader.exited:
+            ends.append(progress.exit_mark)
+        return min((at - here for at in ends if at > here), default=self.log.end)
+
+    def _send(self, reader: Reader, piece: Any) -> None:
+        if isinstance(piece, Hole):
+            self.voice.say(Kind.GAP, reader.ask, piece._asdict())
+            return
+        body = {
+            "stream": piece.stream,
+            "offset": piece.offset,
+            "sequence": piece.sequence,
+        }
+        reader.sent += 1
+        self.voice.say(Kind.CHUNK, reader.ask, body, piece.data)
+
+    def _tell_ends(self, reader: Reader) -> None:
+        progress, here = self.progress, reader.cursor.sequence
+        for stream, end in progress.ends.items():
+            if here >= end.at and stream not in reader.ended:
+                reader.ended.add(stream)
+                self.voice.say(end.kind, reader.ask, end.body)
+        if progress.status is None or progress.exit_mark is None:
+            return
+        body = {"status": progress.status.to_wire()}
+        if not reader.exited and here >= progress.exit_mark:
+            reader.exited = True
+            self.voice.say(Kind.EXITED, reader.ask, body)
+        over = progress.closed and reader.exited and here >= self.log.end
+        if over and reader.ask in self.readers:
+            self.voice.say(Kind.CLOSED, reader.ask, body)
+            self._detach(reader.ask)
+
+    def _served_read(self, read: Read, now: float) -> bool:
+        produced = self.log.stats(read.stream).produced
+        ended = read.stream not in self.progress.streams
+        if read.offset >= produced and not ended and now < read.ends:
+            return False
+        gap, offset, data = self.log.read_stream(read.stream, read.offset, read.limit)
+        eof = ended and offset + len(data) >= produced
+        body = {"offset": offset, "gap": gap, "eof": eof}
+        self.voice.say(Kind.REPLY, read.ask, body, data)
+        return True
+
+    def _served_poll(self, poll: Poll, now: float, held: bool) -> bool:
+        progress = self.progress
+        quiet, done = poll.quiet_from, progress.exit_seen and progress.closed
+        calm = quiet is not None and now >= quiet + self.launch.quiet
+        unread = self.log.end > poll.cursor.sequence
+        enough = done or (held and unread) or (poll.mode == "output" and calm)
+        if not enough and now < poll.ends:
+            return False
+        pieces, after = self.log.read(poll.cursor, poll.limit, MOST_PIECES)
+        document = [
+            [p.stream, p.end - p.start, None]
+            if isinstance(p, Hole)
+            else [p.stream, 0, p.data]
+            for p in pieces
+        ]
+        status = progress.status if progress.exit_seen else None
+        body = {
+            "state": progress.state,
+            "status": status.to_wire() if status else None,
+            "more": after.sequence < self.log.end,
+            "done": done and after.sequence >= self.log.end,
+        }
+        self.voice.say(Kind.REPLY, poll.ask, body, pack(document))
+        return True
