@@ -2,7 +2,7 @@
 
 It joins `process` (system calls), `lifecycle` (rules), `buffer` (the log), `outlet`
 (its readers) and `inbox` (stdin), and answers the commands that a client addresses to
-it. The worker gives it readiness, reaped processes and the time; it gives back messages.
+it. The worker gives it readiness, reaped processes and the time; it gives messages.
 """
 
 import os
