@@ -213,8 +213,11 @@ class Server:
             self._refuse(peer, message.request, fault)
             self._end_lifeline(line)
             return
-        line.peer = peer
-        self.lifelines[peer] = line
+        if peer in self.lifelines:
+            self._end_lifeline(line)  # the rules refuse a second hello: the first stays
+        else:
+            line.peer = peer
+            self.lifelines[peer] = line
         self.happen(
             router.Hello(peer, body["owner"], operator, body["lease"], message.request)
         )
