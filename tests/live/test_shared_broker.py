@@ -1,0 +1,831 @@
+"""One broker, several clients: who sees what, who ends what, and who is refused."""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import zmq
+
+import actors
+from broker import auth, errors, wire
+from broker.link import Link
+from broker.wire import Kind, Message
+from tests.helpers import NOT_BLOCKED, alive, eventually, gone, python, tag, tagged
+from tests.parts import (
+    COUNTING_TREE,
+    DAEMONS,
+    Identities,
+    Parts,
+    Program,
+    client,
+    daemons,
+    running,
+)
+
+pytestmark = pytest.mark.live
+
+KEY = "c0ffee"
+TICKET = 16
+
+
+@contextmanager
+def serving(endpoint: str) -> Iterator[Program]:
+    """Run a shared broker for a block; it has to end by SIGTERM, with 0."""
+    command = [sys.executable, "-m", "broker", "--endpoint", endpoint, "--warm", "2"]
+    if log := os.environ.get("CRECHE_LOG"):
+        command += ["--log", log]
+    with running(*command) as program:
+        assert program.line() == f"creche broker ready {endpoint}"
+        yield program
+        if program.process.poll() is None:
+            program.signal(signal.SIGTERM)
+            assert program.process.wait(15) == 0
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/shared/broker.sock"
+
+
+@pytest.fixture
+def shared(endpoint: str) -> Iterator[Program]:
+    with serving(endpoint) as program:
+        yield program
+
+
+async def up(child: actors.Child) -> None:
+    """Wait until the child's daemons are started."""
+    seen = b""
+    while b"up\n" not in seen:
+        seen += (await child.poll(wait=10, mode="output", max_bytes=4096)).stdout
+
+
+async def went(word: str) -> None:
+    await asyncio.to_thread(gone, word)
+
+
+@asynccontextmanager
+async def operator(endpoint: str) -> AsyncIterator[Link]:
+    """Connect with the operator key, which the broker's directory holds."""
+    link = Link(endpoint, lambda _: None, lambda: None)
+    await link.open(b"somebody", operator=True, lease=0.0, renewal=1.0)
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+# -- the broker itself ----------------------------------------------------------
+
+
+def test_a_broker_says_that_it_is_ready_and_ends_when_asked(endpoint: str) -> None:
+    with serving(endpoint) as broker:
+        directory = Path(endpoint.removeprefix("ipc://")).parent
+        assert directory.stat().st_mode & 0o777 == 0o700
+        broker.signal(signal.SIGTERM)
+        assert broker.process.wait(15) == 0
+        assert not (directory / "broker.sock").exists()
+
+
+def test_a_second_broker_is_refused_and_the_first_stays(endpoint: str) -> None:
+    path = Path(endpoint.removeprefix("ipc://"))
+    with serving(endpoint) as first:
+        inode = path.stat().st_ino
+        command = [sys.executable, "-m", "broker", "--endpoint", endpoint]
+        with running(*command, stderr=-1) as second:
+            assert second.process.wait(15) == 1
+            assert second.process.stderr is not None
+            said = second.process.stderr.read().decode()
+        assert said.startswith("creche: a broker is already running at ")
+        assert "Traceback" not in said
+        assert path.stat().st_ino == inode
+        assert alive(first.pid)
+        asyncio.run(one_command(endpoint))
+
+
+async def one_command(endpoint: str) -> None:
+    async with actors.Engine(endpoint) as engine:
+        assert (await engine.run(["echo", "on"])).stdout == b"on\n"
+
+
+def test_a_broker_takes_the_place_of_one_that_was_killed(endpoint: str) -> None:
+    with serving(endpoint) as first:
+        first.kill()
+    with serving(endpoint):
+        asyncio.run(one_command(endpoint))
+
+
+@pytest.mark.parametrize("where", ["tcp://127.0.0.1:0", "ipc://relative", "nonsense"])
+def test_a_broker_refuses_an_endpoint_that_it_cannot_guard(where: str) -> None:
+    command = [sys.executable, "-m", "broker", "--endpoint", where]
+    with running(*command, stderr=-1) as program:
+        assert program.process.wait(15) == 1
+        assert program.process.stderr is not None
+        said = program.process.stderr.read().decode()
+    assert said.startswith("creche: endpoint ")
+    assert "Traceback" not in said
+
+
+def test_a_client_refuses_tcp_without_keys() -> None:
+    with pytest.raises(actors.InvalidRequest) as refused:
+        actors.Engine("tcp://127.0.0.1:5555")
+    assert refused.value.field == "keys"
+
+
+async def test_a_client_of_no_broker_is_told_so(endpoint: str, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir(mode=0o700)
+    with pytest.raises(actors.BrokerLost):
+        await actors.Engine(endpoint).__aenter__()
+
+
+@pytest.mark.parametrize("part", ["supervisor", "broker"])
+def test_a_shared_broker_that_is_killed_ends_everybodys_trees(
+    part: str, endpoint: str
+) -> None:
+    async def main(broker: Program) -> None:
+        word = tag()
+        async with actors.Engine(endpoint) as one, actors.Engine(endpoint) as two:
+            held = [await engine.spawn(daemons(word)) for engine in (one, two)]
+            for child in held:
+                await up(child)
+            parts = Parts.of(held[0].pid)
+            assert parts.supervisor == broker.pid
+            everybody = Identities(*parts)
+            waiting = [asyncio.create_task(child.wait()) for child in held]
+            await asyncio.gather(one.info(), two.info())
+            os.kill(getattr(parts, part), signal.SIGKILL)  # noqa: TID251
+            for task in waiting:
+                with pytest.raises(actors.BrokerLost):
+                    await asyncio.wait_for(task, 10)
+            await went(word)
+            await asyncio.to_thread(everybody.gone)
+
+    with serving(endpoint) as broker:
+        asyncio.run(main(broker))
+        broker.process.wait(15)
+
+
+# -- keys -----------------------------------------------------------------------
+
+
+async def test_a_foreign_session_looks_like_none_at_all(
+    shared: Program, endpoint: str
+) -> None:
+    word = tag()
+    async with actors.Engine(endpoint) as mine, actors.Engine(endpoint) as yours:
+        child = await mine.spawn(daemons(word), stdin="pipe")
+        await up(child)
+        assert await yours.children() == []
+        foreign, absent, own = await answers(yours, child.id, child.id + 999)
+        assert foreign == absent
+        assert set(foreign.values()) == {str(errors.SessionNotFound())}
+        assert own == foreign
+        assert not child.ended
+        assert len(tagged(word)) == DAEMONS + 1
+        assert (await child.write(b"still mine")).accepted == 10
+        await child.aclose()
+
+
+COMMANDS: dict[Kind, tuple[dict[str, Any], bytes | None]] = {
+    Kind.WRITE: ({"at": None}, b"x"),
+    Kind.CLOSE_STDIN: ({}, None),
+    Kind.POLL: (
+        {"stdout": 0, "stderr": 0, "wait": 0.0, "mode": "output", "limit": 1},
+        None,
+    ),
+    Kind.READ: (
+        {"reader": 1, "stream": "stdout", "offset": 0, "wait": 0.0, "limit": 1},
+        None,
+    ),
+    Kind.OPEN: (
+        {"after": None, "newest": False, "chunks": 1, "bytes": 65536, "capture": False},
+        None,
+    ),
+    Kind.CREDIT: ({"chunks": 0, "sequence": 0}, None),
+    Kind.STOP: ({"target": 1}, None),
+    Kind.KILL: (
+        {"grace": None, "timeout": 1.0, "cause": "killed", "release": True},
+        None,
+    ),
+    Kind.SIGNAL: ({"number": 9, "group": True, "interrupt": False}, None),
+    Kind.SNAPSHOT: ({}, None),
+}
+"""Every command to a session, in a form that would do harm."""
+
+
+async def answers(
+    engine: actors.Engine, foreign: int, absent: int
+) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Return what each command to these sessions, and to a closed one, says."""
+    own = await engine.spawn(["true"])
+    await own.aclose()
+    found: list[dict[str, str]] = []
+    for number in (foreign, absent, own.id):
+        said = {}
+        for kind, (body, payload) in COMMANDS.items():
+            try:
+                await asyncio.wait_for(engine.link.ask(kind, number, body, payload), 10)
+                said[kind.name] = "went through"
+            except errors.EngineError as error:
+                said[kind.name] = str(error)
+        found.append(said)
+    return found[0], found[1], found[2]
+
+
+async def test_a_foreign_drop_does_nothing(shared: Program, endpoint: str) -> None:
+    word = tag()
+    async with actors.Engine(endpoint) as mine, actors.Engine(endpoint) as yours:
+        child = await mine.spawn(daemons(word), request_id="known")
+        await up(child)
+        body = {"sessions": [child.id], "tokens": ["known"]}
+        await yours.link.ask(Kind.DROP, body=body)
+        [missing] = await yours.kill([child.id])
+        assert isinstance(missing, actors.SessionNotFound)
+        assert (await child.snapshot()).state == "running"
+        assert len(tagged(word)) == DAEMONS + 1
+        await child.aclose()
+
+
+async def test_a_request_id_means_nothing_under_another_key(
+    shared: Program, endpoint: str
+) -> None:
+    async with actors.Engine(endpoint) as mine, actors.Engine(endpoint) as yours:
+        first = await mine.spawn(python("signal.pause()"), request_id="same")
+        second = await yours.spawn(python("signal.pause()"), request_id="same")
+        assert first.id != second.id
+        await first.aclose()
+        assert (await second.snapshot()).state == "running"
+        await second.aclose()
+
+
+async def test_clients_of_one_key_see_and_end_each_others_sessions(
+    shared: Program, endpoint: str
+) -> None:
+    word = tag()
+    async with (
+        actors.Engine(endpoint, owner_key=KEY) as one,
+        actors.Engine(endpoint, owner_key=bytes.fromhex(KEY)) as two,
+    ):
+        child = await one.spawn(daemons(word), metadata={"who": "one"})
+        await up(child)
+        [seen] = await two.children()
+        assert (seen.id, seen.pid, seen.metadata) == (child.id, child.pid, {"who": "one"})
+        assert seen.owner_alive
+        [receipt] = await two.kill([child.id])
+        assert isinstance(receipt, actors.KillReceipt)
+        assert receipt.survivors == ()
+        assert not tagged(word)
+        assert (await child.wait(10)).cause == "killed"
+
+
+async def test_a_client_that_leaves_ends_only_what_it_started(
+    shared: Program, endpoint: str
+) -> None:
+    mine, yours = tag(), tag()
+    async with actors.Engine(endpoint, owner_key=KEY) as one:
+        kept = await one.spawn(daemons(mine))
+        await up(kept)
+        async with actors.Engine(endpoint, owner_key=KEY) as two:
+            left = await two.spawn(daemons(yours))
+            await up(left)
+        assert not tagged(yours)
+        assert len(tagged(mine)) == DAEMONS + 1
+        assert [s.id for s in await one.children()] == [kept.id]
+        await kept.aclose()
+
+
+async def test_the_operator_sees_and_ends_everything(
+    shared: Program, endpoint: str
+) -> None:
+    word = tag()
+    async with (
+        actors.Engine(endpoint) as one,
+        actors.Engine(endpoint) as two,
+        operator(endpoint) as link,
+    ):
+        held = [await engine.spawn(daemons(word)) for engine in (one, two)]
+        for child in held:
+            await up(child)
+        reply = await link.ask(Kind.LIST, body={"scope": None})
+        assert wire.unpack(reply.payload or b"") == [child.id for child in held]
+        body = {"grace": None, "timeout": 5.0, "cause": "killed", "release": False}
+        for child in held:
+            await link.ask(Kind.KILL, child.id, body)
+            assert (await child.wait(10)).cause == "killed"
+        assert not tagged(word)
+
+
+async def test_a_wrong_operator_key_opens_nothing(
+    shared: Program, endpoint: str
+) -> None:
+    async with peer(endpoint) as raw:
+        refused = await raw.hello(operator=secrets.token_hex(32).encode())
+        assert refused.kind is Kind.ERROR
+        assert "operator key" in str(refused.body["values"])
+    await one_command(endpoint)
+
+
+# -- another client's end -------------------------------------------------------
+
+NEIGHBOUR = """
+async def main():
+    global engine, child, flood
+    engine = actors.Engine({endpoint!r}{more})
+    await engine.__aenter__()
+    child = await start(engine, {word!r}{options})
+    {then}
+    say("now")
+    await asyncio.sleep(150)
+
+asyncio.run(main())
+"""
+
+
+def neighbour(
+    endpoint: str, word: str, then: str = "pass", more: str = "", options: str = ""
+) -> str:
+    return NEIGHBOUR.format(
+        endpoint=endpoint, word=word, then=then, more=more, options=options
+    )
+
+
+async def counted(stream: actors.EventStream, start: int, numbers: int) -> int:
+    """Read this many numbers of a counting child, and none may be missing."""
+    text, seen = b"", start
+    while seen < start + numbers or not text.endswith(b"\n"):
+        event = await asyncio.wait_for(anext(stream), 15)
+        assert isinstance(event, actors.Chunk), event
+        text += event.data
+        seen = start + text.replace(b"up\n", b"").count(b"\n")
+    lines = [int(line) for line in text.split() if line != b"up"]
+    assert lines == list(range(start, seen))
+    return seen
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        "pass",
+        "asyncio.ensure_future(child.poll(wait=30))",
+        "flood = await engine.spawn(daemons(child.argv[4], FLOODING_TREE)); "
+        "stream = flood.events(); await anext(stream)",
+    ],
+    ids=["idle", "polling", "flooded"],
+)
+async def test_one_clients_death_is_no_gap_in_anothers_stream(
+    then: str, shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    mine, theirs = tag(), tag()
+    async with actors.Engine(endpoint) as engine:
+        retention = actors.OutputPolicy.block(65536)
+        child = await engine.spawn(daemons(mine, COUNTING_TREE), retention=retention)
+        stream = child.events()
+        seen = await counted(stream, 0, 200)
+        with client(tmp_path, neighbour(endpoint, theirs, then)) as program:
+            parts = Identities(*Parts.of(program.number("pid"))[1:])
+            await asyncio.to_thread(program.said, "now")
+            program.kill()
+            seen = await counted(stream, seen, 500)
+        await went(theirs)
+        await counted(stream, seen, 200)
+        assert len(parts.alive()) == 3
+        assert len(tagged(mine)) == DAEMONS + 1
+        await child.aclose()
+
+
+async def test_a_killed_client_leaves_nothing_although_a_copy_of_it_lives(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    word, copied = tag(), tag()
+    then = (
+        f"copy = os.fork()\n    if copy == 0:\n        os.execvp(sys.executable, "
+        f"python('signal.pause()', {copied!r})) if False else signal.pause()\n"
+        f"    say('copy', copy)"
+    )
+    with client(tmp_path, neighbour(endpoint, word, then)) as program:
+        await asyncio.to_thread(program.number, "pid")
+        copy = Identities(int(program.said("copy")[0]))
+        program.said("now")
+        program.kill()
+        await went(word)
+        [pid] = copy.alive()
+        os.kill(pid, signal.SIGKILL)  # noqa: TID251
+
+
+async def test_a_child_that_is_to_stay_stays_until_somebody_ends_it(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    word, proof = tag(), tmp_path / "drained"
+    code = f"""
+import os, sys
+os.read(0, 1)
+for _ in range(64):
+    os.write(1, b"x" * 65536)
+open({str(proof)!r}, "w").close()
+signal.pause()
+"""
+    body = f"""
+async def main():
+    engine = actors.Engine({endpoint!r}, owner_key={KEY!r})
+    await engine.__aenter__()
+    child = await engine.spawn(
+        python({code!r}, {word!r}), stdin="pipe", kill_on_drop=False
+    )
+    say("pid", child.pid)
+    await asyncio.sleep(150)
+
+asyncio.run(main())
+"""
+    with client(tmp_path, body) as program:
+        pid = await asyncio.to_thread(program.number, "pid")
+        program.kill()
+    # Its stdin ends with its owner, and what it writes then goes somewhere.
+    await asyncio.to_thread(eventually, proof.exists)
+    assert tagged(word) == [pid]
+    async with actors.Engine(endpoint, owner_key=KEY) as engine:
+        [left] = await engine.children()
+        assert not left.owner_alive
+        assert left.dropped > 0
+        await engine.kill([left.id])
+        assert not tagged(word)
+
+
+# -- a client that stands still -------------------------------------------------
+
+
+async def test_only_a_hung_client_that_asked_for_it_loses_its_sessions(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    kept, lost = tag(), tag()
+    settings = (
+        ", settings=actors.Settings(on_hung='kill', lease=1.0, lease_renewal=0.2)"
+    )
+    after = """say("now")
+    await asyncio.sleep(0)
+    assert heard() == "go"
+    say("cause", (await child.wait(10)).cause)
+    try:
+        await child.poll(wait=0)
+    except actors.SessionNotFound:
+        say("missing")
+"""
+    staying = """say("now")
+    assert heard() == "go"
+    say("state", (await child.snapshot()).state)
+"""
+    with (
+        client(tmp_path, neighbour(endpoint, lost, after, settings)) as hung,
+        client(tmp_path, neighbour(endpoint, kept, staying)) as stopped,
+    ):
+        for program in (hung, stopped):
+            await asyncio.to_thread(program.number, "pid")
+            program.said("now")
+            program.signal(signal.SIGSTOP)
+        started = asyncio.get_running_loop().time()
+        await went(lost)
+        assert asyncio.get_running_loop().time() - started > 0.5
+        assert len(tagged(kept)) == DAEMONS + 1
+        for program in (hung, stopped):
+            program.signal(signal.SIGCONT)
+            program.tell("go")
+        assert hung.said("cause") == ["owner-drop"]
+        assert hung.said("missing") == []
+        assert stopped.said("state") == ["running"]
+
+
+async def test_a_busy_client_with_a_lease_keeps_its_sessions(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    word = tag()
+    settings = (
+        ", settings=actors.Settings(on_hung='kill', lease=1.0, lease_renewal=0.2)"
+    )
+    busy = """
+    import time
+    ends = time.monotonic() + 2.5
+    while time.monotonic() < ends:
+        sum(range(1000))
+    say("state", (await child.snapshot()).state)
+"""
+    with client(tmp_path, neighbour(endpoint, word, busy, settings)) as program:
+        await asyncio.to_thread(program.number, "pid")
+        assert (await asyncio.to_thread(program.said, "state")) == ["running"]
+        assert len(tagged(word)) == DAEMONS + 1
+
+
+# -- peers that do not play by the rules ----------------------------------------
+
+
+class Peer:
+    """A connection that says what a test wants."""
+
+    def __init__(self, endpoint: str, name: bytes | None = None) -> None:
+        path = auth.endpoint_path(endpoint)
+        self.directory = auth.RunDirectory.open(os.path.dirname(path))
+        self.line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.context = zmq.Context(io_threads=1)
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        if name is not None:
+            self.socket.setsockopt(zmq.ROUTING_ID, name)
+        where = self.directory.path(os.path.basename(path))
+        self.socket.connect("ipc://" + os.fsdecode(where))
+        self.client = 0
+        self.epoch = 0
+
+    def close(self) -> None:
+        self.line.close()
+        self.socket.close()
+        self.context.term()
+        self.directory.close()
+
+    def send(self, *frames: bytes) -> None:
+        self.socket.send_multipart(frames)
+
+    async def receive(self, timeout: float = NOT_BLOCKED) -> Message:
+        ready = await asyncio.to_thread(self.socket.poll, int(timeout * 1000))
+        if not ready:
+            raise TimeoutError
+        frames = self.socket.recv_multipart()
+        return wire.decode(frames[0], frames[1] if len(frames) > 1 else None)
+
+    async def ask(self, message: Message) -> Message:
+        """Send a message and return the answer to it."""
+        frames = [wire.encode(message)]
+        if message.payload is not None:
+            frames.append(bytes(message.payload))
+        self.send(*frames)
+        answer = await self.receive()
+        assert answer.request == message.request
+        return answer
+
+    async def hello(self, operator: bytes | None = None) -> Message:
+        self.line.connect(self.directory.path(auth.LIFELINE_SOCKET))
+        ticket = self.line.recv(TICKET)
+        return await self.greet(ticket, operator)
+
+    async def greet(self, ticket: bytes, operator: bytes | None = None) -> Message:
+        body = {"ticket": ticket, "owner": b"me", "operator": operator, "lease": 0.0}
+        answer = await self.ask(Message(Kind.HELLO, request=1, body=body))
+        self.client, self.epoch = answer.client, answer.epoch
+        return answer
+
+    def message(self, kind: Kind, **fields: Any) -> Message:
+        """Return a message of this client and epoch unless told otherwise."""
+        given = {"client": self.client, "epoch": self.epoch, "request": 7, **fields}
+        return Message(kind, **given)
+
+
+@asynccontextmanager
+async def peer(endpoint: str, name: bytes | None = None) -> AsyncIterator[Peer]:
+    made = Peer(endpoint, name)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def said(message: Message) -> str:
+    assert message.kind is Kind.ERROR, message
+    return f"{message.body['code']}: {message.body['values']}"
+
+
+async def test_a_command_of_an_earlier_broker_is_never_carried_out(
+    shared: Program, endpoint: str
+) -> None:
+    async with peer(endpoint) as raw:
+        await raw.hello()
+        info = raw.message(Kind.INFO)
+        assert (await raw.ask(info)).kind is Kind.REPLY
+        for epoch in (0, raw.epoch - 1, raw.epoch + 1):
+            answer = await raw.ask(info._replace(epoch=epoch))
+            assert "earlier broker" in said(answer)
+            assert said(answer).startswith("broker-lost")
+
+
+async def test_a_command_past_its_deadline_is_never_carried_out(
+    shared: Program, endpoint: str
+) -> None:
+    async with peer(endpoint) as raw:
+        welcome = await raw.hello()
+        clock = welcome.body["clock"]
+        late = await raw.ask(raw.message(Kind.INFO, deadline=clock - 0.001))
+        assert said(late).startswith("timed-out")
+        early = await raw.ask(raw.message(Kind.INFO, deadline=clock + 1000.0))
+        assert early.kind is Kind.REPLY
+
+
+async def test_a_late_or_stale_spawn_starts_nothing(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    async with actors.Engine(endpoint, owner_key=b"me") as engine:
+        payload = launch(engine, ["touch", str(tmp_path / "ran")])
+        async with peer(endpoint) as raw:
+            clock = (await raw.hello()).body["clock"]
+            body = {
+                "token": "late",
+                "scope": "",
+                "reader": None,
+                "chunks": 1,
+                "bytes": 65536,
+                "kill_on_drop": True,
+            }
+            spawn = raw.message(Kind.SPAWN, body=body, payload=payload)
+            for wrong in ({"epoch": raw.epoch - 1}, {"deadline": clock - 0.001}):
+                assert (await raw.ask(spawn._replace(**wrong))).kind is Kind.ERROR
+            assert (await engine.info()).counts["sessions"] == 0
+            assert not (tmp_path / "ran").exists()
+            answer = await raw.ask(spawn)
+            assert answer.kind is Kind.REPLY
+            await asyncio.to_thread(eventually, (tmp_path / "ran").exists)
+
+
+def launch(engine: actors.Engine, argv: list[str]) -> bytes:
+    from actors.spec import Spec
+
+    assert engine._surroundings is not None
+    spec = Spec(argv)
+    made = spec.launch(engine._surroundings.read(), engine.settings, "", "0" * 32)
+    return wire.pack(made.to_wire())
+
+
+async def test_a_client_number_cannot_be_borrowed(
+    shared: Program, endpoint: str
+) -> None:
+    async with peer(endpoint) as one, peer(endpoint) as two:
+        await one.hello()
+        await two.hello()
+        assert one.client != two.client
+        answer = await two.ask(two.message(Kind.INFO, client=one.client))
+        assert "not this connection's" in said(answer)
+
+
+async def test_nobody_is_served_before_a_hello_that_proves_itself(
+    shared: Program, endpoint: str
+) -> None:
+    async with peer(endpoint) as raw:
+        answer = await raw.ask(Message(Kind.INFO, request=3))
+        assert "say HELLO first" in said(answer)
+        answer = await raw.greet(secrets.token_bytes(TICKET))
+        assert "ticket" in said(answer)
+        assert (await raw.hello()).kind is Kind.WELCOME
+
+
+async def test_a_ticket_is_good_for_one_hello(shared: Program, endpoint: str) -> None:
+    async with peer(endpoint) as one, peer(endpoint) as two:
+        one.line.connect(one.directory.path(auth.LIFELINE_SOCKET))
+        ticket = one.line.recv(TICKET)
+        assert (await one.greet(ticket)).kind is Kind.WELCOME
+        assert (await two.greet(ticket)).kind is Kind.ERROR
+
+
+async def test_a_second_hello_changes_nothing(shared: Program, endpoint: str) -> None:
+    async with peer(endpoint) as raw:
+        await raw.hello()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.connect(raw.directory.path(auth.LIFELINE_SOCKET))
+            ticket = line.recv(TICKET)
+            body = {"ticket": ticket, "owner": b"you", "operator": None, "lease": 0.0}
+            answer = await raw.ask(raw.message(Kind.HELLO, body=body))
+            assert "said hello before" in said(answer)
+        assert (await raw.ask(raw.message(Kind.INFO))).kind is Kind.REPLY
+
+
+def control(**changes: Any) -> bytes:
+    """Return a control frame of request 5 with some items replaced."""
+    items = {
+        "version": wire.VERSION,
+        "kind": int(Kind.INFO),
+        "client": 0,
+        "request": 5,
+        "session": 0,
+        "epoch": 0,
+        "deadline": 0.0,
+        "body": {},
+    }
+    packed: bytes = msgpack.packb(list((items | changes).values()))
+    return packed
+
+
+NESTED = b"\x91" * 12000 + b"\xc0"
+NONSENSE: dict[str, list[bytes]] = {
+    "no msgpack": [b"GET / HTTP/1.1\r\n\r\n"],
+    "nothing": [b""],
+    "two nothings": [b"", b""],
+    "no array": [msgpack.packb({"kind": 1})],
+    "too short": [msgpack.packb([1, 2, 3])],
+    "too long": [msgpack.packb([1, 4, 0, 5, 0, 0, 0.0, {}, 9])],
+    "other version": [control(version=99)],
+    "unknown kind": [control(kind=99)],
+    "kind of a worker": [control(kind=int(Kind.IDLE))],
+    "kind of the pool": [control(kind=int(Kind.POOL_GONE))],
+    "kind is a text": [control(kind="INFO")],
+    "session is negative": [control(session=-1)],
+    "deadline is no number": [control(deadline=float("nan"))],
+    "unknown field": [control(body={"surplus": 1})],
+    "missing field": [control(kind=int(Kind.HELLO))],
+    "unasked payload": [control(), b"payload"],
+    "extra frames": [control(), b"", b"", b""],
+    "many frames": [b"x"] * 1000,
+    "deeply nested": [NESTED],
+    "a large control frame": [b"\xc0" * (wire.MAX_CONTROL + 1)],
+    "a bomb of empty lists": [b"\xdc\x3f\x00" + b"\x90" * 0x3F00],
+    "an array that lies": [b"\xdd\xff\xff\xff\xff"],
+    "a payload over the limit": [control(), bytes(wire.MAX_PAYLOAD + 1)],
+}
+
+
+async def test_nonsense_costs_nobody_but_its_sender(
+    shared: Program, endpoint: str
+) -> None:
+    word = tag()
+    async with actors.Engine(endpoint) as engine:
+        child = await engine.spawn(daemons(word))
+        await up(child)
+        parts = Identities(*Parts.of(child.pid))
+        for said_hello in (False, True):
+            for name, frames in NONSENSE.items():
+                async with peer(endpoint) as raw:
+                    if said_hello:
+                        await raw.hello()
+                    raw.send(*frames)
+                    await answered(raw, name, frames)
+                assert (await engine.info()).counts["sessions"] == 1, name
+                assert len(parts.alive()) == 4, name
+        assert len(tagged(word)) == DAEMONS + 1
+        await child.aclose()
+
+
+async def answered(raw: Peer, name: str, frames: list[bytes]) -> None:
+    """Check that the next answer is an ERROR, where the peer is not cut off."""
+    if name == "a payload over the limit":
+        return
+    try:
+        answer = await raw.receive()
+    except TimeoutError:
+        raise AssertionError(name) from None
+    assert answer.kind is Kind.ERROR, name
+    salvaged = wire.salvage(frames[0])
+    assert answer.request == salvaged, name
+
+
+async def test_bytes_that_are_no_zeromq_cost_nobody_but_their_sender(
+    shared: Program, endpoint: str
+) -> None:
+    directory = os.path.dirname(endpoint.removeprefix("ipc://"))
+    noises = [b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 10, secrets.token_bytes(4096)]
+    noises.append(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL" + bytes(48) + b"\xff" * 64)
+    async with actors.Engine(endpoint) as engine:
+        child = await engine.spawn(python("signal.pause()"))
+        parts = Identities(*Parts.of(child.pid))
+        for name in ("broker.sock", "lifeline.sock"):
+            for noise in noises:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as rude:
+                    rude.connect(f"{directory}/{name}")
+                    rude.sendall(noise)
+                    assert (await engine.info()).counts["sessions"] == 1
+        assert len(parts.alive()) == 4
+        assert (await child.snapshot()).state == "running"
+        await child.aclose()
+
+
+async def test_a_routing_id_of_ones_own_choice_is_not_heard(
+    shared: Program, endpoint: str
+) -> None:
+    async with peer(endpoint) as raw:
+        await raw.hello()
+        async with peer(endpoint, b"squat") as one, peer(endpoint, b"squat") as two:
+            for squatter in (one, two):
+                squatter.send(wire.encode(Message(Kind.INFO, request=1)))
+            # The broker took theirs before it answers this.
+            for _ in range(3):
+                assert (await raw.ask(raw.message(Kind.INFO))).kind is Kind.REPLY
+            assert not one.socket.poll(0)
+            assert not two.socket.poll(0)
+        assert (await raw.ask(raw.message(Kind.INFO))).kind is Kind.REPLY
+
+
+async def test_a_client_that_reads_nothing_holds_up_nobody_else(
+    shared: Program, endpoint: str
+) -> None:
+    async with actors.Engine(endpoint) as engine, peer(endpoint) as deaf:
+        await deaf.hello()
+        info = wire.encode(deaf.message(Kind.INFO))
+        for _ in range(5000):
+            try:
+                deaf.socket.send(info, zmq.NOBLOCK)
+            except zmq.Again:
+                break
+        for _ in range(5):
+            assert (await engine.run(["echo", "on"])).stdout == b"on\n"
+        assert alive(shared.pid)
