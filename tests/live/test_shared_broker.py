@@ -6,9 +6,8 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,12 @@ import pytest
 import zmq
 
 import actors
+from actors.ambient import Surroundings
+from actors.spec import Spec
 from broker import auth, errors, wire
 from broker.link import Link
 from broker.wire import Kind, Message
-from tests.helpers import NOT_BLOCKED, alive, eventually, gone, python, tag, tagged
+from tests.helpers import NOT_BLOCKED, alive, end, eventually, gone, python, tag, tagged
 from tests.parts import (
     COUNTING_TREE,
     DAEMONS,
@@ -75,10 +76,12 @@ async def went(word: str) -> None:
 
 
 @asynccontextmanager
-async def operator(endpoint: str) -> AsyncIterator[Link]:
-    """Connect with the operator key, which the broker's directory holds."""
+async def linked(
+    endpoint: str, owner: bytes, *, operator: bool = False
+) -> AsyncIterator[Link]:
+    """Connect with an owner key, and maybe the broker's operator key beside it."""
     link = Link(endpoint, lambda _: None, lambda: None)
-    await link.open(b"somebody", operator=True, lease=0.0, renewal=1.0)
+    await link.open(owner, operator=operator, lease=0.0, renewal=1.0)
     try:
         yield link
     finally:
@@ -132,7 +135,7 @@ def test_a_broker_refuses_an_endpoint_that_it_cannot_guard(where: str) -> None:
         assert program.process.wait(15) == 1
         assert program.process.stderr is not None
         said = program.process.stderr.read().decode()
-    assert said.startswith("creche: endpoint ")
+    assert said.startswith("creche: endpoint: ")
     assert "Traceback" not in said
 
 
@@ -163,7 +166,7 @@ def test_a_shared_broker_that_is_killed_ends_everybodys_trees(
             everybody = Identities(*parts)
             waiting = [asyncio.create_task(child.wait()) for child in held]
             await asyncio.gather(one.info(), two.info())
-            os.kill(getattr(parts, part), signal.SIGKILL)  # noqa: TID251
+            end([getattr(parts, part)])
             for task in waiting:
                 with pytest.raises(actors.BrokerLost):
                     await asyncio.wait_for(task, 10)
@@ -182,14 +185,21 @@ async def test_a_foreign_session_looks_like_none_at_all(
     shared: Program, endpoint: str
 ) -> None:
     word = tag()
-    async with actors.Engine(endpoint) as mine, actors.Engine(endpoint) as yours:
+    async with (
+        actors.Engine(endpoint, owner_key=b"me") as mine,
+        linked(endpoint, b"me") as own,
+        linked(endpoint, b"you") as foreign,
+    ):
         child = await mine.spawn(daemons(word), stdin="pipe")
         await up(child)
-        assert await yours.children() == []
-        foreign, absent, own = await answers(yours, child.id, child.id + 999)
-        assert foreign == absent
-        assert set(foreign.values()) == {str(errors.SessionNotFound())}
-        assert own == foreign
+        reply = await foreign.ask(Kind.LIST, body={"scope": None})
+        assert wire.unpack(reply.payload or b"") == []
+        closed = await mine.spawn(["true"])
+        await closed.aclose()
+        refused = await answers(own, closed.id)
+        assert set(refused.values()) == {str(errors.SessionNotFound())}
+        for number in (child.id, closed.id, child.id + 999):
+            assert await answers(foreign, number) == refused
         assert not child.ended
         assert len(tagged(word)) == DAEMONS + 1
         assert (await child.write(b"still mine")).accepted == 10
@@ -223,34 +233,25 @@ COMMANDS: dict[Kind, tuple[dict[str, Any], bytes | None]] = {
 """Every command to a session, in a form that would do harm."""
 
 
-async def answers(
-    engine: actors.Engine, foreign: int, absent: int
-) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Return what each command to these sessions, and to a closed one, says."""
-    own = await engine.spawn(["true"])
-    await own.aclose()
-    found: list[dict[str, str]] = []
-    for number in (foreign, absent, own.id):
-        said = {}
-        for kind, (body, payload) in COMMANDS.items():
-            try:
-                await asyncio.wait_for(engine.link.ask(kind, number, body, payload), 10)
-                said[kind.name] = "went through"
-            except errors.EngineError as error:
-                said[kind.name] = str(error)
-        found.append(said)
-    return found[0], found[1], found[2]
+async def answers(link: Link, number: int) -> dict[str, str]:
+    """Return what each command to this session says."""
+    said = {}
+    for kind, (body, payload) in COMMANDS.items():
+        try:
+            await asyncio.wait_for(link.ask(kind, number, body, payload), 10)
+            said[kind.name] = "went through"
+        except errors.EngineError as error:
+            said[kind.name] = str(error)
+    return said
 
 
 async def test_a_foreign_drop_does_nothing(shared: Program, endpoint: str) -> None:
     word = tag()
-    async with actors.Engine(endpoint) as mine, actors.Engine(endpoint) as yours:
+    async with actors.Engine(endpoint) as mine, linked(endpoint, b"you") as foreign:
         child = await mine.spawn(daemons(word), request_id="known")
         await up(child)
         body = {"sessions": [child.id], "tokens": ["known"]}
-        await yours.link.ask(Kind.DROP, body=body)
-        [missing] = await yours.kill([child.id])
-        assert isinstance(missing, actors.SessionNotFound)
+        await foreign.ask(Kind.DROP, body=body)
         assert (await child.snapshot()).state == "running"
         assert len(tagged(word)) == DAEMONS + 1
         await child.aclose()
@@ -279,7 +280,11 @@ async def test_clients_of_one_key_see_and_end_each_others_sessions(
         child = await one.spawn(daemons(word), metadata={"who": "one"})
         await up(child)
         [seen] = await two.children()
-        assert (seen.id, seen.pid, seen.metadata) == (child.id, child.pid, {"who": "one"})
+        assert (seen.id, seen.pid, seen.metadata) == (
+            child.id,
+            child.pid,
+            {"who": "one"},
+        )
         assert seen.owner_alive
         [receipt] = await two.kill([child.id])
         assert isinstance(receipt, actors.KillReceipt)
@@ -311,7 +316,7 @@ async def test_the_operator_sees_and_ends_everything(
     async with (
         actors.Engine(endpoint) as one,
         actors.Engine(endpoint) as two,
-        operator(endpoint) as link,
+        linked(endpoint, b"root", operator=True) as link,
     ):
         held = [await engine.spawn(daemons(word)) for engine in (one, two)]
         for child in held:
@@ -377,8 +382,9 @@ async def counted(stream: actors.EventStream, start: int, numbers: int) -> int:
     [
         "pass",
         "asyncio.ensure_future(child.poll(wait=30))",
-        "flood = await engine.spawn(daemons(child.argv[4], FLOODING_TREE)); "
-        "stream = flood.events(); await anext(stream)",
+        """flood = await engine.spawn(daemons(child.argv[4], FLOODING_TREE))
+    stream = flood.events()
+    await anext(stream)""",
     ],
     ids=["idle", "polling", "flooded"],
 )
@@ -406,20 +412,20 @@ async def test_one_clients_death_is_no_gap_in_anothers_stream(
 async def test_a_killed_client_leaves_nothing_although_a_copy_of_it_lives(
     shared: Program, endpoint: str, tmp_path: Path
 ) -> None:
-    word, copied = tag(), tag()
-    then = (
-        f"copy = os.fork()\n    if copy == 0:\n        os.execvp(sys.executable, "
-        f"python('signal.pause()', {copied!r})) if False else signal.pause()\n"
-        f"    say('copy', copy)"
-    )
+    word = tag()
+    then = """copy = os.fork()
+    if copy == 0:
+        signal.alarm(150)
+        signal.pause()
+    say("copy", copy)"""
     with client(tmp_path, neighbour(endpoint, word, then)) as program:
         await asyncio.to_thread(program.number, "pid")
         copy = Identities(int(program.said("copy")[0]))
         program.said("now")
         program.kill()
         await went(word)
-        [pid] = copy.alive()
-        os.kill(pid, signal.SIGKILL)  # noqa: TID251
+        assert copy.alive()
+        end(copy.alive())
 
 
 async def test_a_child_that_is_to_stay_stays_until_somebody_ends_it(
@@ -629,7 +635,7 @@ async def test_a_late_or_stale_spawn_starts_nothing(
     shared: Program, endpoint: str, tmp_path: Path
 ) -> None:
     async with actors.Engine(endpoint, owner_key=b"me") as engine:
-        payload = launch(engine, ["touch", str(tmp_path / "ran")])
+        payload = launch(["touch", str(tmp_path / "ran")])
         async with peer(endpoint) as raw:
             clock = (await raw.hello()).body["clock"]
             body = {
@@ -650,12 +656,14 @@ async def test_a_late_or_stale_spawn_starts_nothing(
             await asyncio.to_thread(eventually, (tmp_path / "ran").exists)
 
 
-def launch(engine: actors.Engine, argv: list[str]) -> bytes:
-    from actors.spec import Spec
-
-    assert engine._surroundings is not None
-    spec = Spec(argv)
-    made = spec.launch(engine._surroundings.read(), engine.settings, "", "0" * 32)
+def launch(argv: list[str]) -> bytes:
+    """Return the payload of a spawn of this command."""
+    surroundings = Surroundings()
+    try:
+        ambient = surroundings.read()
+    finally:
+        surroundings.close()
+    made = Spec(argv).launch(ambient, actors.Settings(), "", "0" * 32)
     return wire.pack(made.to_wire())
 
 
