@@ -18,6 +18,9 @@ from broker import errors
 from broker.link import Link, error_of
 from broker.wire import MAX_IDS, STREAMS, Kind, Message, pack, unpack
 
+CLOSE_MARGIN: Final = 2.0
+"""Seconds that answers may take beyond the time that the workers were given."""
+
 
 class Connection:
     """A link to a broker, the records of the sessions made over it, and its checks.
@@ -79,10 +82,13 @@ class Connection:
         if not self._open or os.getpid() != self._process:
             return
         self._open = False
+        settings = self.settings
         try:
             if self.link.lost is None:
-                with suppress(errors.BrokerLost):
-                    await self._release_all()
+                # What stands still does not answer: the end of its lifelines ends it.
+                with suppress(errors.BrokerLost, TimeoutError):
+                    async with asyncio.timeout(settings.kill_timeout + CLOSE_MARGIN):
+                        await self._release_all()
         finally:
             for record in self.records.values():
                 record.released = True
