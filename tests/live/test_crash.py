@@ -553,6 +553,31 @@ async def test_a_worker_that_stands_still_holds_up_nobody_else() -> None:
         assert not tagged(word)
 
 
+async def test_leaving_an_engine_ends_also_a_broker_that_stands_still() -> None:
+    word = tag()
+    async with actors.Engine(settings=actors.Settings(kill_timeout=0.5)) as engine:
+        child = await engine.spawn(daemons(word))
+        await up(child)
+        parts = Parts.of(child.pid)
+        everybody = Identities(*parts)
+        stop(parts.broker)
+    assert not tagged(word)
+    assert not everybody.alive()
+
+
+@pytest.mark.soak
+async def test_leaving_an_engine_ends_also_a_worker_that_stands_still() -> None:
+    word = tag()
+    async with actors.Engine(settings=actors.Settings(kill_timeout=0.5)) as engine:
+        child = await engine.spawn(daemons(word))
+        await up(child)
+        parts = Parts.of(child.pid)
+        everybody = Identities(*parts)
+        stop(parts.worker)
+    assert not tagged(word)
+    assert not everybody.alive()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(60)
 async def test_a_broker_that_stands_still_for_a_whole_lease_counts_as_dead() -> None:
