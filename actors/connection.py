@@ -18,6 +18,9 @@ from broker import errors
 from broker.link import Link, error_of
 from broker.wire import MAX_IDS, STREAMS, Kind, Message, pack, unpack
 
+CLOSE_MARGIN: Final = 1.0
+"""Seconds beyond the time to kill that a broker may take to answer a closing engine."""
+
 
 class Connection:
     """A link to a broker, the records of the sessions made over it, and its checks.
@@ -81,8 +84,9 @@ class Connection:
         self._open = False
         try:
             if self.link.lost is None:
-                with suppress(errors.BrokerLost):
-                    await self._release_all()
+                with suppress(errors.BrokerLost, TimeoutError):
+                    async with asyncio.timeout(self._patience()):
+                        await self._release_all()
         finally:
             for record in self.records.values():
                 record.released = True
@@ -92,6 +96,14 @@ class Connection:
             self._surroundings.close()
             if self._embedded is not None:
                 await asyncio.shield(self._embedded.stop())
+
+    def _patience(self) -> float:
+        """Return how long a broker may take to see the children off.
+
+        A private one is ended next, and whatever it left undone with it.
+        """
+        timeout = self.settings.kill_timeout + CLOSE_MARGIN
+        return timeout if self.shared else CLOSE_MARGIN
 
     async def _release_all(self) -> None:
         ids = [record.id for record in self.records.values() if not record.released]
