@@ -1,7 +1,7 @@
 """Child programs for difficult situations, and the few loops that tests of them share.
 
-Each program is Python source for `program()`: it shows its tag in the command line of all
-its processes, and every one of them ends by itself after `FOREVER` seconds.
+Each program is Python source for `program()`: all its processes show its tag in their
+command lines, and each ends by itself after `FOREVER` seconds.
 """
 
 import os

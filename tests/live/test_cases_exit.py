@@ -41,7 +41,7 @@ LOADED = 3.0
 MIB = 1024 * 1024
 
 
-# -- an end, and pipes that stay open ---------------------------------------------
+# -- an end, and pipes that stay open ------------------------------------------
 
 
 async def test_a_silent_helper_that_holds_the_pipes_does_not_delay_the_exit() -> None:
@@ -120,7 +120,7 @@ async def test_closed_output_is_no_exit_and_costs_no_processor_time() -> None:
         await child.aclose()
 
 
-# -- the last output ----------------------------------------------------------------
+# -- the last output -----------------------------------------------------------
 
 
 @repeated(32, 500)
@@ -228,7 +228,7 @@ async def test_asking_for_the_state_takes_the_end_from_nobody(runs: int) -> None
             await asyncio.gather(*(one(engine) for _ in range(4)))
 
 
-# -- input and the end ----------------------------------------------------------------
+# -- input and the end ---------------------------------------------------------
 
 
 async def test_an_exit_is_told_while_stdin_is_open_and_full() -> None:
@@ -248,7 +248,7 @@ async def test_an_exit_is_told_while_stdin_is_open_and_full() -> None:
 
 
 def open_files(pid: int) -> list[tuple[int, str, bool]]:
-    """Return descriptor, target, and whether it is a write end that is not for waking."""
+    """Return descriptors whose file is open once: number, target, written to."""
     found = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         target = os.readlink(f"/proc/{pid}/fd/{name}")
@@ -259,7 +259,7 @@ def open_files(pid: int) -> list[tuple[int, str, bool]]:
     return [item for item in found if ends.count(item[1]) == 1]
 
 
-# -- amounts ----------------------------------------------------------------------------
+# -- amounts -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 5_000_000])
