@@ -228,6 +228,15 @@ async def test_asking_for_the_state_takes_the_end_from_nobody(runs: int) -> None
             await asyncio.gather(*(one(engine) for _ in range(4)))
 
 
+@repeated(100, 2000)
+async def test_an_end_right_behind_the_start_is_told(runs: int) -> None:
+    async with actors.Engine() as engine:
+        for code in range(runs):
+            child = await engine.spawn(["sh", "-c", f"exit {code % 256}"])
+            assert (await child.wait(NOT_BLOCKED)).code == code % 256
+            await child.aclose()
+
+
 # -- input and the end ---------------------------------------------------------
 
 
