@@ -188,6 +188,7 @@ async def test_output_is_there_when_the_exit_is(runs: int) -> None:
             assert [p.stdout + p.stderr for p in again] == [b""] * 3
             assert {(p.exit_code, p.alive) for p in again} == {(6, False)}
             status = await child.wait()
+            assert status.ended is not None
             assert time.monotonic() - status.ended < SOON * LOADED
             await child.aclose()
 

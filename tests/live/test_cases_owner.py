@@ -52,7 +52,7 @@ async def three_generations(engine: actors.Engine, word: str) -> actors.Child:
     return child
 
 
-# -- owners ---------------------------------------------------------------------
+# -- owners --------------------------------------------------------------------
 
 
 def test_children_outlive_the_thread_that_started_them() -> None:
@@ -197,7 +197,7 @@ async def test_closing_the_engine_during_a_spawn_leaves_nothing() -> None:
     gone(word, 3)
 
 
-# -- workers ----------------------------------------------------------------------
+# -- workers -------------------------------------------------------------------
 
 
 async def test_a_killed_worker_takes_its_tree_along_and_is_told() -> None:
@@ -257,7 +257,7 @@ async def test_a_stopped_worker_that_is_killed_leaves_nothing() -> None:
         await child.aclose()
 
 
-# -- the broker ---------------------------------------------------------------------
+# -- the broker ----------------------------------------------------------------
 
 
 async def test_a_killed_broker_takes_everything_along_and_is_told() -> None:
