@@ -214,6 +214,7 @@ class Connection:
             streams=tuple(streams),
             started=reply.body["started"],
             metadata=dict(launch.metadata),
+            kept=retention.size,
             block=retention.size if retention.kind == "block" else None,
         )
         self.records[record.id] = record
