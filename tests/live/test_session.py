@@ -158,10 +158,10 @@ async def test_s7_a_scope_ends_all_its_children_and_says_how_many() -> None:
 async def test_s7_a_scope_closes_when_what_it_is_bound_to_fires() -> None:
     word = tag()
     async with actors.Engine() as engine:
-        event = asyncio.Event()
-        task = asyncio.create_task(event.wait())
-        for cancel in (event, task):
-            scope = engine.scope(cancel=cancel)
+        for as_task in (False, True):
+            event = asyncio.Event()
+            task = asyncio.create_task(event.wait())
+            scope = engine.scope(cancel=task if as_task else event)
             child = await scope.spawn(program(REST, word))
             event.set()
             async with asyncio.timeout(NOT_BLOCKED):
@@ -173,10 +173,14 @@ async def test_s7_a_scope_closes_when_what_it_is_bound_to_fires() -> None:
 async def test_s7_an_exception_ends_the_scope_and_passes() -> None:
     word = tag()
     async with actors.Engine() as engine:
-        with pytest.raises(KeyError):
+
+        async def fail() -> None:
             async with engine.scope() as scope:
                 await scope.spawn(program(REST, word))
                 raise KeyError("mine")
+
+        with pytest.raises(KeyError):
+            await fail()
         assert not tagged(word)
 
 
@@ -326,7 +330,9 @@ async def test_s19_nothing_goes_missing_unsaid(kind: Any) -> None:
             await child.wait()
         for attempt in range(2):
             events = await collected(child.events())
-            position = 0
+            start = position = next(
+                event.offset for event in events if isinstance(event, actors.Chunk)
+            )
             for event in events:
                 if isinstance(event, actors.Gap):
                     assert (event.stream, event.start) == ("stdout", position)
@@ -336,11 +342,14 @@ async def test_s19_nothing_goes_missing_unsaid(kind: Any) -> None:
                     assert event.data == whole[position : position + len(event.data)]
                     position += len(event.data)
             assert position == MIB
-            missing = MIB - len(data_of(events))
-            if kind == "block":
-                assert (missing == 0) is (attempt == 0)
-            else:
-                assert missing == MIB - size
+            missing = MIB - start - len(data_of(events))
+            # Who comes late begins with the oldest byte that is kept.
+            expected = {
+                "tail": (MIB - size, 0),
+                "head_tail": (0, MIB - size),
+                "block": (0 if attempt == 0 else MIB - size, 0),
+            }
+            assert (start, missing) == expected[kind]
         seen = await child.poll()
         assert seen.dropped_bytes + len(seen.stdout) == MIB
         assert (await child.snapshot()).dropped == MIB - size
@@ -523,22 +532,24 @@ async def test_s25_over_its_limit_a_child_is_still_drained_to_its_end() -> None:
         await asyncio.to_thread(gone, word)
 
 
-async def test_s25_a_capture_runs_beside_everything_else() -> None:
+@pytest.mark.parametrize("kind", ["tail", "head_tail", "block"])
+@pytest.mark.parametrize("size", [8 * KIB, 256 * KIB])
+async def test_s25_a_capture_runs_beside_everything_else(kind: Any, size: int) -> None:
     async with actors.Engine() as engine:
         child = await engine.spawn(
-            program(BURST, tag(), str(4 * MIB)), retention=OutputPolicy("tail", KIB)
+            program(BURST, tag(), str(2 * MIB)), retention=OutputPolicy(kind, size)
         )
         done, events, status = await asyncio.gather(
             child.output(), collected(child.events()), child.wait()
         )
-        assert done.stdout == burst(4 * MIB)
+        assert done.stdout == burst(2 * MIB)
         assert done.status == status
         assert kinds(events)[-1] == "Closed"
         await child.aclose()
 
 
 async def test_s26_a_character_split_over_polls_stays_whole() -> None:
-    text = "aé漢😀z" * 200
+    text = "aé漢😀z" * 50
     async with actors.Engine() as engine:
         for size in (1, 2, 3, 7):
             child = await engine.spawn(
@@ -900,8 +911,12 @@ async def test_s39_a_timeout_is_told_as_the_cause() -> None:
         status = await child.wait(NOT_BLOCKED)
         assert (status.cause, status.signal) == ("timeout", 15)
         await child.aclose()
-        child = await engine.spawn(program(STEP_BY_STEP, tag()), idle_timeout=0.6)
+        drips = "for _ in range(5):\n    time.sleep(0.2); write(b'.')\nrest()"
+        child = await engine.spawn(program(drips, tag()), idle_timeout=0.7)
         status = await child.wait(NOT_BLOCKED)
+        assert (status.cause, status.signal) == ("timeout", 15)
+        assert status.wall_time > 1.5
+        assert (await drained(child))[0] == b"....."
         await child.aclose()
 
 
@@ -925,7 +940,7 @@ async def test_s41_a_scope_and_a_list_are_killed_at_once() -> None:
         assert receipts[:2] == [actors.KillReceipt(1, 1, ())] * 2
         assert isinstance(receipts[2], actors.SessionNotFound)
         receipts = await scope.kill()
-        assert receipts == [actors.KillReceipt(1, 1, ())] * 3
+        assert receipts[-3:] == [actors.KillReceipt(1, 1, ())] * 3
         assert not tagged(word)
         assert {(await child.wait()).cause for child in children} == {"killed"}
 
@@ -938,7 +953,7 @@ async def test_s56_cancelled_observers_consume_nothing() -> None:
         child = await engine.spawn(program(STEP_BY_STEP, tag()), stdin="pipe")
         reader, events = child.reader(), child.events()
         for ask in (reader.read, child.wait, child.poll, lambda: anext(events)):
-            waiting = asyncio.ensure_future(ask())  # type: ignore[operator]
+            waiting = asyncio.ensure_future(ask())
             await asyncio.sleep(0.02)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
