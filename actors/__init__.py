@@ -10,53 +10,65 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from actors.child import Child
-    from actors.engine import Engine
+    from actors.child import Child as Child
+    from actors.engine import Engine as Engine
     from actors.events import (
-        Change,
-        Chunk,
-        Closed,
-        Completed,
-        Event,
-        Exited,
-        ExitStatus,
-        Gap,
-        Info,
-        KillReceipt,
-        Piece,
-        PollResult,
-        Snapshot,
-        StreamAbandoned,
-        StreamEof,
-        StreamError,
-        Survivor,
-        Usage,
-        WriteResult,
+        Change as Change,
+        Chunk as Chunk,
+        Closed as Closed,
+        Completed as Completed,
+        Event as Event,
+        Exited as Exited,
+        ExitStatus as ExitStatus,
+        Gap as Gap,
+        Info as Info,
+        KillReceipt as KillReceipt,
+        Piece as Piece,
+        PollResult as PollResult,
+        Snapshot as Snapshot,
+        StreamAbandoned as StreamAbandoned,
+        StreamEof as StreamEof,
+        StreamError as StreamError,
+        Survivor as Survivor,
+        Usage as Usage,
+        WriteResult as WriteResult,
     )
-    from actors.scope import Scope
-    from actors.settings import Limits, OutputPolicy, Settings, TtySize, Watch
-    from actors.spec import AGENT_ENV, Spec
-    from actors.streams import EventStream, Reader
+    from actors.scope import Scope as Scope
+    from actors.settings import (
+        Limits as Limits,
+        OutputPolicy as OutputPolicy,
+        Settings as Settings,
+        TtySize as TtySize,
+        Watch as Watch,
+    )
+    from actors.spec import (
+        AGENT_ENV as AGENT_ENV,
+        Spec as Spec,
+    )
+    from actors.streams import (
+        EventStream as EventStream,
+        Reader as Reader,
+    )
     from broker.errors import (
-        BrokerLost,
-        CapacityExceeded,
-        CommandFailed,
-        EngineError,
-        InvalidRequest,
-        NotATerminal,
-        OutputLimitExceeded,
-        OutputLost,
-        ProtocolError,
-        RuntimeContext,
-        ServiceFailed,
-        SessionNotFound,
-        SessionOwned,
-        ShellEnded,
-        SpawnFailed,
-        StdinUnavailable,
-        TimedOut,
-        WorkerLost,
-        WrongProcess,
+        BrokerLost as BrokerLost,
+        CapacityExceeded as CapacityExceeded,
+        CommandFailed as CommandFailed,
+        EngineError as EngineError,
+        InvalidRequest as InvalidRequest,
+        NotATerminal as NotATerminal,
+        OutputLimitExceeded as OutputLimitExceeded,
+        OutputLost as OutputLost,
+        ProtocolError as ProtocolError,
+        RuntimeContext as RuntimeContext,
+        ServiceFailed as ServiceFailed,
+        SessionNotFound as SessionNotFound,
+        SessionOwned as SessionOwned,
+        ShellEnded as ShellEnded,
+        SpawnFailed as SpawnFailed,
+        StdinUnavailable as StdinUnavailable,
+        TimedOut as TimedOut,
+        WorkerLost as WorkerLost,
+        WrongProcess as WrongProcess,
     )
 
 _HOMES = {

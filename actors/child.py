@@ -337,7 +337,7 @@ class Child:
 
     async def _capture(self, limit: int | None) -> Completed:
         request, settings = self._link.number(), self._connection.settings
-        size = min(settings.window_bytes, self._record.block or settings.window_bytes)
+        size = min(settings.window_bytes, self._record.kept)
         capture = Capture(self._link, request, size, limit)
         body = {
             "after": None,
@@ -620,9 +620,9 @@ async def run(
             raise errors.InvalidRequest("input", "and stdin exclude each other")
         options = {**options, "stdin": data if len(data) <= RUN_INPUT else "pipe"}
     spec = Spec(argv, **options)
-    size = connection.settings.window_bytes
-    if spec.retention is not None and spec.retention.kind == "block":
-        size = min(size, spec.retention.size)
+    settings = connection.settings
+    # What is under way stays in the log too: a wider window would fill it unnoticed.
+    size = min(settings.window_bytes, (spec.retention or settings.retention).size)
     link = connection.link
     capture = Capture(link, link.number(), size, limit)
     try:

@@ -18,8 +18,8 @@ from broker import errors
 from broker.link import Link, error_of
 from broker.wire import MAX_IDS, STREAMS, Kind, Message, pack, unpack
 
-CLOSE_MARGIN: Final = 2.0
-"""Seconds that answers may take beyond the time that the workers were given."""
+CLOSE_MARGIN: Final = 1.0
+"""Seconds beyond the time to kill that a broker may take to answer a closing engine."""
 
 
 class Connection:
@@ -82,12 +82,11 @@ class Connection:
         if not self._open or os.getpid() != self._process:
             return
         self._open = False
-        settings = self.settings
         try:
             if self.link.lost is None:
                 # What stands still does not answer: the end of its lifelines ends it.
                 with suppress(errors.BrokerLost, TimeoutError):
-                    async with asyncio.timeout(settings.kill_timeout + CLOSE_MARGIN):
+                    async with asyncio.timeout(self._patience()):
                         await self._release_all()
         finally:
             for record in self.records.values():
@@ -98,6 +97,14 @@ class Connection:
             self._surroundings.close()
             if self._embedded is not None:
                 await asyncio.shield(self._embedded.stop())
+
+    def _patience(self) -> float:
+        """Return how long a broker may take to see the children off.
+
+        A private one is ended next, and whatever it left undone with it.
+        """
+        timeout = self.settings.kill_timeout + CLOSE_MARGIN
+        return timeout if self.shared else CLOSE_MARGIN
 
     async def _release_all(self) -> None:
         ids = [record.id for record in self.records.values() if not record.released]
@@ -167,14 +174,23 @@ class Connection:
             "bytes": self.settings.window_bytes,
             "kill_on_drop": spec.kill_on_drop,
         }
-        asked = self.link.ask(Kind.SPAWN, body=body, payload=_document(launch))
+        adopted: list[Record] = []
+
+        def adopt(reply: Message) -> None:
+            adopted.append(self._adopt(reply, launch, scope))
+
+        # At once: the end of a short child may come right behind the answer.
+        document = _document(launch)
+        asked = self.link.ask(Kind.SPAWN, body=body, payload=document, first=adopt)
         try:
-            reply = await asked
+            await asked
         except asyncio.CancelledError:
+            for record in adopted:
+                self.forget(record)
             if self.link.lost is None:
                 self.link.post(Kind.DROP, body={"sessions": [], "tokens": [token]})
             raise
-        return self._adopt(reply, launch, scope)
+        return adopted[0]
 
     def _check_options(self, spec: Spec) -> None:
         if not spec.kill_on_drop and not self.shared:
@@ -199,6 +215,7 @@ class Connection:
             streams=tuple(streams),
             started=reply.body["started"],
             metadata=dict(launch.metadata),
+            kept=retention.size,
             block=retention.size if retention.kind == "block" else None,
         )
         self.records[record.id] = record

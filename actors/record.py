@@ -17,6 +17,8 @@ class Record:
 
     Attributes:
         process: pid of the process that started the session.
+        kept: bytes of output that the worker's log holds.
+        block: the same where the child is held back when it is full, else None.
         handles: living `Child` objects.
         released: whether the broker was told to forget the session.
     """
@@ -28,6 +30,7 @@ class Record:
     streams: tuple[str, ...]
     started: float
     metadata: dict[str, str]
+    kept: int
     block: int | None
     process: int = field(default_factory=os.getpid)
     handles: int = 0

@@ -1,7 +1,7 @@
 """Child programs for difficult situations, and the few loops that tests of them share.
 
-Each program is Python source for `program()`: it shows its tag in the command line of all
-its processes, and every one of them ends by itself after `FOREVER` seconds.
+Each program is Python source for `program()`: all its processes show its tag in their
+command lines, and each ends by itself after `FOREVER` seconds.
 """
 
 import os
@@ -226,8 +226,10 @@ def command_line(pid: int) -> bytes:
 
 def engine_processes(engine: Engine) -> dict[str, list[int]]:
     """Return the pids of a private broker's processes by what they are."""
-    assert engine._embedded is not None
-    supervisor = engine._embedded.pid
+    assert engine._opened is not None
+    embedded = engine._opened._embedded
+    assert embedded is not None
+    supervisor = embedded.pid
     found: dict[str, list[int]] = {"supervisor": [supervisor], "worker": []}
     below = [pid for pid in tree.descendants(supervisor) if command_line(pid)]
     pools = [pid for pid in below if b"broker.pool" in command_line(pid)]

@@ -41,7 +41,7 @@ LOADED = 3.0
 MIB = 1024 * 1024
 
 
-# -- an end, and pipes that stay open ---------------------------------------------
+# -- an end, and pipes that stay open ------------------------------------------
 
 
 async def test_a_silent_helper_that_holds_the_pipes_does_not_delay_the_exit() -> None:
@@ -120,7 +120,7 @@ async def test_closed_output_is_no_exit_and_costs_no_processor_time() -> None:
         await child.aclose()
 
 
-# -- the last output ----------------------------------------------------------------
+# -- the last output -----------------------------------------------------------
 
 
 @repeated(32, 500)
@@ -188,6 +188,7 @@ async def test_output_is_there_when_the_exit_is(runs: int) -> None:
             assert [p.stdout + p.stderr for p in again] == [b""] * 3
             assert {(p.exit_code, p.alive) for p in again} == {(6, False)}
             status = await child.wait()
+            assert status.ended is not None
             assert time.monotonic() - status.ended < SOON * LOADED
             await child.aclose()
 
@@ -228,7 +229,16 @@ async def test_asking_for_the_state_takes_the_end_from_nobody(runs: int) -> None
             await asyncio.gather(*(one(engine) for _ in range(4)))
 
 
-# -- input and the end ----------------------------------------------------------------
+@repeated(100, 2000)
+async def test_an_end_right_behind_the_start_is_told(runs: int) -> None:
+    async with actors.Engine() as engine:
+        for code in range(runs):
+            child = await engine.spawn(["sh", "-c", f"exit {code % 256}"])
+            assert (await child.wait(NOT_BLOCKED)).code == code % 256
+            await child.aclose()
+
+
+# -- input and the end ---------------------------------------------------------
 
 
 async def test_an_exit_is_told_while_stdin_is_open_and_full() -> None:
@@ -248,7 +258,7 @@ async def test_an_exit_is_told_while_stdin_is_open_and_full() -> None:
 
 
 def open_files(pid: int) -> list[tuple[int, str, bool]]:
-    """Return descriptor, target, and whether it is a write end that is not for waking."""
+    """Return descriptors whose file is open once: number, target, written to."""
     found = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         target = os.readlink(f"/proc/{pid}/fd/{name}")
@@ -259,7 +269,7 @@ def open_files(pid: int) -> list[tuple[int, str, bool]]:
     return [item for item in found if ends.count(item[1]) == 1]
 
 
-# -- amounts ----------------------------------------------------------------------------
+# -- amounts -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 5_000_000])

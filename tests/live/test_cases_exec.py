@@ -1,0 +1,406 @@
+"""Starting programs, good and bad, and what they inherit: situations users reported."""
+
+import ast
+import asyncio
+import errno
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import actors
+from tests.helpers import NOT_BLOCKED, gone, tag, tagged
+from tests.live.children import (
+    DESCRIBES_ITSELF,
+    REST,
+    client,
+    drained,
+    engine_processes,
+    program,
+    repeated,
+    until,
+)
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A directory of files that can and cannot be started."""
+    place = tmp_path / "programs"
+    place.mkdir()
+    files = {
+        "ok.sh": "#!/bin/sh\nexit 0\n",
+        "sp ace.sh": "#!/bin/sh\nexit 0\n",
+        "notext": "echo no interpreter is named\n",
+        "badinterp": "#!/nowhere/interpreter\n",
+        "crlf": "#!/bin/sh\r\nexit 0\r\n",
+        "empty": "",
+        "garbage": "\x7fELF\x02 not really\n",
+        "noexec.sh": "#!/bin/sh\nexit 0\n",
+    }
+    for name, text in files.items():
+        (place / name).write_text(text, newline="")
+        (place / name).chmod(0o755)
+    (place / "noexec.sh").chmod(0o644)
+    (place / "adir").mkdir()
+    return place
+
+
+BAD_PROGRAMS = {
+    "missing": errno.ENOENT,
+    "noexec.sh": errno.EACCES,
+    "adir": errno.EACCES,
+    "notext": errno.ENOEXEC,
+    "badinterp": errno.ENOENT,
+    "crlf": errno.ENOENT,
+    "empty": errno.ENOEXEC,
+    "garbage": errno.ENOEXEC,
+    "ok.sh/below": errno.ENOTDIR,
+}
+
+
+async def descriptors(engine: actors.Engine) -> dict[int, int]:
+    every = [pid for kind in engine_processes(engine).values() for pid in kind]
+    return {pid: len(os.listdir(f"/proc/{pid}/fd")) for pid in [*every, os.getpid()]}
+
+
+# -- bad starts ----------------------------------------------------------------
+
+
+async def test_each_bad_program_is_an_error_of_the_start_itself(programs: Path) -> None:
+    async with actors.Engine() as engine:
+        for name, number in BAD_PROGRAMS.items():
+            path = str(programs / name)
+            async with asyncio.timeout(2):
+                with pytest.raises(actors.SpawnFailed) as failed:
+                    await engine.spawn([path])
+            told = failed.value
+            assert (told.errno, told.step, told.path) == (number, "exec", path), name
+            assert path in str(told)
+            with pytest.raises(actors.SpawnFailed) as failed:
+                await engine.run([path])
+            assert failed.value.errno == number
+            assert (await engine.run([str(programs / "ok.sh")])).returncode == 0
+        assert (await engine.run([programs / "sp ace.sh"])).returncode == 0
+        assert await engine.children() == []
+
+
+async def test_a_bad_directory_is_told_from_a_bad_program(programs: Path) -> None:
+    (programs / "notadir").write_text("")
+    async with actors.Engine() as engine:
+        for name, number in (("nodir", errno.ENOENT), ("notadir", errno.ENOTDIR)):
+            with pytest.raises(actors.SpawnFailed) as failed:
+                await engine.spawn([programs / "ok.sh"], cwd=programs / name)
+            told = failed.value
+            assert (told.errno, told.step) == (number, "cwd")
+            assert told.path == str(programs / name)
+            assert isinstance(told, OSError)
+        done = await engine.run([programs / "ok.sh"], cwd=programs)
+        assert done.returncode == 0
+
+
+async def test_a_name_is_looked_up_in_the_path_of_the_child(programs: Path) -> None:
+    async with actors.Engine() as engine:
+        with pytest.raises(actors.SpawnFailed) as failed:
+            await engine.spawn(["ok.sh"])
+        assert (failed.value.errno, failed.value.path) == (errno.ENOENT, "ok.sh")
+        found = await engine.run(["ok.sh"], extra_env={"PATH": str(programs)})
+        assert found.returncode == 0
+        with pytest.raises(actors.SpawnFailed) as failed:
+            await engine.run(["noexec.sh"], extra_env={"PATH": str(programs)})
+        assert failed.value.errno == errno.EACCES
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"argv": []}, "argv"),
+        ({"argv": [""]}, "argv"),
+        ({"argv": "true"}, "argv"),
+        ({"argv": ["true", 5]}, "argv"),
+        ({"argv": ["true\0"]}, "argv"),
+        ({"argv": ["true", "a\0b"]}, "argv"),
+        ({"argv": ["true", "\ud800"]}, "argv"),
+        ({"cwd": "/tmp\0"}, "cwd"),
+        ({"cwd": ""}, "cwd"),
+        ({"env": {"A": "\0"}}, "env"),
+        ({"env": {"A\0": ""}}, "env"),
+        ({"env": {"A=B": ""}}, "env"),
+        ({"env": {"": "x"}}, "env"),
+        ({"extra_env": {"A=B": None}}, "extra_env"),
+        ({"arg0": "a\0"}, "arg0"),
+        ({"stdin": "file"}, "stdin"),
+        ({"stdout": "file"}, "stdout"),
+        ({"stderr": "file"}, "stderr"),
+        ({"timeout": -1}, "timeout"),
+        ({"post_exit_grace": -1}, "post_exit_grace"),
+    ],
+)
+async def test_what_no_system_could_start_is_refused_by_name(
+    options: dict[str, Any], field: str
+) -> None:
+    argv = options.get("argv", ["true"])
+    rest = {name: value for name, value in options.items() if name != "argv"}
+    async with actors.Engine() as engine:
+        with pytest.raises(actors.InvalidRequest) as refused:
+            await engine.spawn(argv, **rest)
+        assert refused.value.field == field
+        assert await engine.children() == []
+        assert (await engine.run(["true"])).returncode == 0
+
+
+async def test_data_with_nul_bytes_passes_unharmed() -> None:
+    data = b"\0a\0\0b\xff\0" * 1000
+    async with actors.Engine() as engine:
+        assert (await engine.run(["cat"], input=data)).stdout == data
+
+
+async def test_an_argument_too_long_for_the_system_is_told() -> None:
+    async with actors.Engine() as engine:
+        with pytest.raises(actors.SpawnFailed) as failed:
+            await engine.spawn(["true", "x" * 200 * 1024])
+        assert (failed.value.errno, failed.value.step) == (errno.E2BIG, "exec")
+        assert (await engine.run(["true"])).returncode == 0
+
+
+async def test_three_megabytes_of_arguments_and_environment_are_possible() -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_STACK)
+    # A quarter of the stack's limit is what arguments may take.
+    resource.setrlimit(resource.RLIMIT_STACK, (64 * 1024 * 1024, before[1]))
+    try:
+        async with actors.Engine() as engine:
+            words = [f"{n:0100000d}" for n in range(30)]
+            done = await engine.run(["sh", "-c", 'echo "$# ${#30}"', "sh", *words])
+            assert done.stdout == b"30 100000\n"
+            env = {f"V{n}": word for n, word in enumerate(words)}
+            done = await engine.run(["sh", "-c", "echo ${#V29}"], extra_env=env)
+            assert done.stdout == b"100000\n"
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, before)
+
+
+async def test_words_that_are_not_text_pass_unharmed(tmp_path: Path) -> None:
+    odd = b"caf\xe9\xff"
+    place = os.fsencode(tmp_path) + b"/" + odd
+    os.mkdir(place)
+    show = "import os, sys; os.write(1, os.fsencode(sys.argv[1]) + os.environb[b'ODD'])"
+    async with actors.Engine() as engine:
+        for word in (odd, os.fsdecode(odd)):
+            done = await engine.run(
+                [sys.executable, "-c", show, word], extra_env={"ODD": word}
+            )
+            assert done.stdout == odd + odd
+        assert (await engine.run(["pwd"], cwd=place)).stdout == place + b"\n"
+        assert (await engine.run(["printf", "%s", "日本\n"])).text == "日本\n"
+
+
+@repeated(120, 2000)
+async def test_failed_starts_leak_nothing(runs: int, programs: Path) -> None:
+    bad = ["missing", "noexec.sh", "adir", "badinterp"]
+
+    async def fail(engine: actors.Engine, name: str) -> None:
+        with pytest.raises(actors.SpawnFailed) as failed:
+            await engine.spawn([programs / name], stdin="pipe")
+        assert failed.value.errno == BAD_PROGRAMS[name]
+
+    async with actors.Engine() as engine:
+        await fail(engine, "missing")
+        workers = len(engine_processes(engine)["worker"])
+        before = await descriptors(engine)
+        for turn in range(runs):
+            await fail(engine, bad[turn % 4])
+        after = await descriptors(engine)
+        for pid in before.keys() & after.keys():
+            assert abs(after[pid] - before[pid]) <= 5
+        assert len(engine_processes(engine)["worker"]) <= workers + 1
+        assert (await engine.info()).counts["sessions"] == 0
+        assert (await engine.run([programs / "ok.sh"])).returncode == 0
+
+
+async def test_failed_starts_do_not_use_up_the_workers(programs: Path) -> None:
+    async with actors.Engine() as engine:
+
+        async def fail() -> None:
+            with pytest.raises(actors.SpawnFailed):
+                await engine.spawn([programs / "missing"])
+
+        await asyncio.gather(*(fail() for _ in range(30)))
+        done = await asyncio.gather(*(engine.run(["true"]) for _ in range(30)))
+        assert {one.returncode for one in done} == {0}
+
+
+# -- starts under load ---------------------------------------------------------
+
+
+@repeated(96, 2000)
+async def test_no_start_hangs_in_a_busy_client_with_many_threads(runs: int) -> None:
+    over = threading.Event()
+    log = logging.getLogger("busy")
+    log.addHandler(logging.NullHandler())
+
+    def busy() -> None:
+        while not over.wait(0.001):
+            log.warning("%s", [bytes(1000) for _ in range(10)])
+
+    threads = [threading.Thread(target=busy) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    gate = asyncio.Semaphore(32)
+
+    async def one(engine: actors.Engine) -> int | None:
+        async with gate, asyncio.timeout(NOT_BLOCKED):
+            return (await engine.run(["true"])).returncode
+
+    try:
+        async with actors.Engine() as engine:
+            codes = await asyncio.gather(*(one(engine) for _ in range(runs)))
+            assert codes == [0] * runs
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+@repeated(2, 10)
+async def test_children_started_together_do_not_hold_each_others_pipes(
+    runs: int,
+) -> None:
+    word = tag()
+    reads = DESCRIBES_ITSELF + "\nwhile os.read(0, 99): pass\nwrite(b'eof')"
+    async with actors.Engine() as engine:
+        for _ in range(runs):
+            started = await asyncio.gather(
+                *(
+                    engine.spawn(program(body, word), stdin="pipe")
+                    for _ in range(8)
+                    for body in (reads, REST)
+                )
+            )
+            for child in started[::2]:
+                await child.close_stdin()
+                async with asyncio.timeout(NOT_BLOCKED):
+                    output, last = await drained(child)
+                assert output.endswith(b"eof")
+                assert ast.literal_eval(output[:-3].decode())["fds"] == [0, 1, 2]
+                assert last.exit_code == 0
+            assert all(child.returncode is None for child in started[1::2])
+            await asyncio.gather(*(child.aclose() for child in started))
+    gone(word)
+
+
+# -- what a child inherits -----------------------------------------------------
+
+STARTS_DEAF = """
+import subprocess
+for number in signal.SIGPIPE, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR2:
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(
+    signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD]
+)
+async def main():
+    async with actors.Engine() as engine:
+        for _ in range(6):
+            done = await engine.run(eval(sys.argv[1]))
+            os.write(1, done.stdout + b"\\n")
+        done = await engine.run(["bash", "-c", "yes | head -1; echo ${PIPESTATUS[0]}"])
+        os.write(1, done.stdout.split()[-1] + b"\\n")
+        child = await engine.spawn(["sleep", "100"])
+        receipt = await child.terminate(10)
+        os.write(1, b"%d\\n" % (await child.wait()).signal)
+        await child.aclose()
+asyncio.run(main())
+"""
+
+
+def test_a_child_does_not_inherit_blocked_or_ignored_signals() -> None:
+    with client(STARTS_DEAF, repr(program(DESCRIBES_ITSELF))) as process:
+        output, _ = process.communicate(timeout=NOT_BLOCKED)
+    *states, pipe, term = output.splitlines()
+    assert len(states) == 6
+    for line in states:
+        told = ast.literal_eval(line.decode())
+        assert int(told["blocked"], 16) == 0
+        # Python itself ignores SIGPIPE and SIGXFSZ; the C library keeps 32 and 33.
+        ignored = int(told["ignored"], 16) & ~(1 << 31 | 1 << 32)
+        assert ignored == 1 << 12 | 1 << 24
+    assert pipe == b"141"
+    assert term == b"15"
+
+
+async def test_the_environment_is_the_clients_or_what_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BUG_TOKEN", "secret")
+    async with actors.Engine() as engine:
+
+        async def seen(**options: Any) -> dict[str, str]:
+            done = await engine.run(["/usr/bin/env", "-0"], **options)
+            pairs = done.text.split("\0")[:-1]
+            return dict(pair.split("=", 1) for pair in pairs)
+
+        mine = await seen()
+        mark = mine.pop("CRECHE_MARK")
+        assert mine == dict(os.environ)
+        assert len(bytes.fromhex(mark)) == 16
+        assert await seen(env={"A": "1"}, marker=False) == {"A": "1"}
+        assert await seen(env={}, marker=False) == {}
+        assert set(await seen(env={})) == {"CRECHE_MARK"}
+        monkeypatch.setenv("LATER", "yes")
+        monkeypatch.delenv("BUG_TOKEN")
+        assert (await seen())["LATER"] == "yes"
+        assert "BUG_TOKEN" not in await seen()
+        over = await seen(env={"A": "1", "B": "2"}, extra_env={"A": None, "C": "3"})
+        assert {name: over[name] for name in over if len(name) == 1} == {
+            "B": "2",
+            "C": "3",
+        }
+
+
+# -- where the engine lives ----------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [60, 90, 107, 108, 130, 300])
+@pytest.mark.parametrize("letter", ["d", "ü"])
+async def test_a_long_runtime_directory_works_or_is_refused_by_name(
+    length: int, letter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = str(tmp_path)
+    while (left := length - len(os.fsencode(place)) - 1) > 0:
+        place += "/" + (letter * 200)[: max(1, min(100, left) // len(letter.encode()))]
+    Path(place).mkdir(parents=True, exist_ok=True)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", place)
+    refusal = ""
+    async with asyncio.timeout(NOT_BLOCKED):
+        try:
+            async with actors.Engine() as engine:
+                assert (await engine.run(["echo", "in"])).stdout == b"in\n"
+        except (actors.InvalidRequest, actors.BrokerLost) as refused:
+            refusal = str(refused)
+    if refusal:
+        assert length > 60
+        assert place in refusal
+        assert "107" in refusal
+    assert not list(Path(place).rglob("run-*"))
+
+
+async def test_a_new_engine_starts_after_a_failed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        (tmp_path / "file").write_text("")
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
+        patch.delenv("CRECHE_LOG")  # it is right to complain
+        with pytest.raises((actors.InvalidRequest, actors.BrokerLost)):
+            await actors.Engine().__aenter__()
+    async with actors.Engine() as engine:
+        child = await engine.spawn(program(REST, word := tag()))
+        await until(child, b"ready\n")
+        assert tagged(word) == [child.pid]
+        await child.aclose()
