@@ -161,14 +161,23 @@ class Connection:
             "bytes": self.settings.window_bytes,
             "kill_on_drop": spec.kill_on_drop,
         }
-        asked = self.link.ask(Kind.SPAWN, body=body, payload=_document(launch))
+        adopted: list[Record] = []
+
+        def adopt(reply: Message) -> None:
+            adopted.append(self._adopt(reply, launch, scope))
+
+        # At once: the end of a short child may come right behind the answer.
+        document = _document(launch)
+        asked = self.link.ask(Kind.SPAWN, body=body, payload=document, first=adopt)
         try:
-            reply = await asked
+            await asked
         except asyncio.CancelledError:
+            for record in adopted:
+                self.forget(record)
             if self.link.lost is None:
                 self.link.post(Kind.DROP, body={"sessions": [], "tokens": [token]})
             raise
-        return self._adopt(reply, launch, scope)
+        return adopted[0]
 
     def _check_options(self, spec: Spec) -> None:
         if not spec.kill_on_drop and not self.shared:

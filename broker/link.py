@@ -33,6 +33,7 @@ HELLO_TIMEOUT: Final = 10.0
 TICKET: Final = 16
 
 Listener = Callable[[Message], None]
+Waiting = tuple["asyncio.Future[Message]", Listener | None]
 
 
 class Link:
@@ -58,7 +59,7 @@ class Link:
         self._on_push = on_push
         self._on_lost = on_lost
         self._last = 0
-        self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._waiting: dict[int, Waiting] = {}
         self._listeners: dict[int, Listener] = {}
         self._unsent: deque[list[Any]] = deque()
         self._looking = False
@@ -183,7 +184,7 @@ class Link:
             self._context = None
         self._directory.close()
         waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
+        for future, _ in waiting.values():
             if not future.done():
                 future.set_exception(self.lost)
                 future.exception()  # whoever waits sees it; nobody else must be told
@@ -233,15 +234,17 @@ class Link:
         payload: wire.Payload | None = None,
         *,
         request: int = 0,
+        first: Listener | None = None,
     ) -> "asyncio.Future[Message]":
         """Send a command and return the future of its answer.
 
         The future fails with the error of the answer, or with `BrokerLost`. Cancelling
-        it forgets the answer; the command goes on.
+        it forgets the answer; the command goes on. `first` is called with a good
+        answer before any later message is looked at; who awaits the future is too late.
         """
         request = request or self.number()
         future: asyncio.Future[Message] = self.loop.create_future()
-        self._waiting[request] = future
+        self._waiting[request] = future, first
         try:
             self.post(kind, session, request, body, payload)
         except errors.EngineError:
@@ -313,22 +316,26 @@ class Link:
         except errors.ProtocolError as broken:
             self.fail(broken)
             return
-        future = self._waiting.pop(message.request, None)
+        waiting = self._waiting.pop(message.request, None)
         listener = self._listeners.get(message.request)
-        if future is not None:
-            _settle(future, message)
+        if waiting is not None:
+            _settle(*waiting, message)
         elif listener is not None:
             listener(message)
         elif message.request == 0:
             self._on_push(message)
 
 
-def _settle(future: "asyncio.Future[Message]", message: Message) -> None:
+def _settle(
+    future: "asyncio.Future[Message]", first: Listener | None, message: Message
+) -> None:
     if future.done():
         return
     if message.kind is Kind.ERROR:
         future.set_exception(error_of(message))
         return
+    if first is not None:
+        first(message)
     future.set_result(message)
 
 
