@@ -1,0 +1,409 @@
+"""The command `creche`, as a shell sees it."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from actors import __version__, embedded
+from tests.helpers import NOT_BLOCKED, eventually, gone, python, tag, tagged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.live
+
+CRECHE = [sys.executable, "-m", "actors"]
+RUN = [*CRECHE, "run"]
+PATIENCE = 2 * NOT_BLOCKED
+"""Seconds for a whole command, engine and all, on a busy machine."""
+
+
+def creche(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
+    plain: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if "input" not in options:
+        plain["stdin"] = subprocess.DEVNULL
+    env = embedded.environment() | options.pop("env", {})
+    done: subprocess.CompletedProcess[bytes] = subprocess.run(
+        [*CRECHE, *words], env=env, timeout=PATIENCE, check=False, **(plain | options)
+    )
+    return done
+
+
+@contextmanager
+def started(*words: str) -> "Iterator[subprocess.Popen[bytes]]":
+    with subprocess.Popen(
+        [*CRECHE, *words],
+        env=embedded.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def end_of(process: "subprocess.Popen[bytes]") -> int:
+    return process.wait(PATIENCE)
+
+
+# -- what it imports --------------------------------------------------------------
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = {"asyncio", "zmq", "psutil", "multiprocess", "msgpack"}
+    code = (
+        "import sys; from actors.cli import main; main(['--help'], 'creche', "
+        f"standalone_mode=False); print(*({heavy!r} & set(sys.modules)), 'loaded')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=embedded.environment(),
+        capture_output=True,
+        check=True,
+    )
+    assert b"run" in done.stdout
+    assert done.stdout.splitlines()[-1].strip() == b"loaded"
+
+
+def test_its_version_is_the_packages() -> None:
+    assert creche("--version").stdout.split()[-1] == __version__.encode()
+
+
+# -- run: exit codes --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["sh", "-c", "exit 0"], 0),
+        (["sh", "-c", "exit 42"], 42),
+        (["sh", "-c", "exit 255"], 255),
+        (["sh", "-c", "kill -KILL $$"], 128 + signal.SIGKILL),
+        (["sh", "-c", "kill -SEGV $$"], 128 + signal.SIGSEGV),
+        (["no-such-program"], 127),
+        (["/etc/passwd"], 126),
+        (["/"], 126),
+    ],
+)
+def test_the_exit_code_is_the_commands(command: list[str], code: int) -> None:
+    assert creche("run", "--", *command).returncode == code
+
+
+@pytest.mark.parametrize("option", ["--timeout", "--idle-timeout"])
+def test_a_timeout_is_124_and_ends_the_tree(option: str) -> None:
+    word = tag()
+    done = creche(
+        "run", option, "0.2", "--", *python("import time; time.sleep(99)", word)
+    )
+    assert done.returncode == 124
+    assert not tagged(word)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--timeout", "soon", "true"], b"'soon'"),
+        (["--timeout", "-1", "true"], b"timeout"),
+        (["--env", "=1", "true"], b"NAME=VALUE"),
+        (["--cwd", "/no/such/place", "true"], b"/no/such/place"),
+        (["--endpoint", "ipc:///no/such/broker", "true"], b"endpoint"),
+        ([], b"COMMAND"),
+    ],
+)
+def test_trouble_of_its_own_is_125_and_a_sentence(
+    words: list[str], said: bytes
+) -> None:
+    done = creche("run", *words)
+    assert done.returncode == 125
+    assert said in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_options_behind_the_command_are_the_commands() -> None:
+    done = creche("run", "sh", "-c", 'echo "$@"', "sh", "--timeout", "--help")
+    assert done.stdout == b"--timeout --help\n"
+
+
+def test_variables_and_directory_reach_the_command(tmp_path: Path) -> None:
+    words = ["--env", "A=b=c", "--env", "E=", "--cwd", str(tmp_path)]
+    done = creche("run", *words, "sh", "-c", 'echo "$A[$E]" && pwd')
+    assert done.stdout.split() == [b"b=c[]", os.fsencode(tmp_path)]
+
+
+def test_json_tells_how_it_ended() -> None:
+    done = creche("run", "--json", "sh", "-c", "exit 3")
+    report = json.loads(done.stderr)
+    assert (report["exit_code"], report["code"], report["cause"]) == (3, 3, "exited")
+    assert report["usage"]["max_rss"] > 0
+
+
+def test_json_tells_why_it_did_not_start() -> None:
+    done = creche("run", "--json", "no-such-program")
+    report = json.loads(done.stderr)
+    assert (report["exit_code"], report["error"]) == (127, "spawn-failed")
+
+
+# -- run: streams -----------------------------------------------------------------
+
+
+def test_both_streams_come_out_where_they_went_in() -> None:
+    done = creche("run", "sh", "-c", "echo out; echo err >&2")
+    assert (done.stdout, done.stderr) == (b"out\n", b"err\n")
+
+
+def test_bytes_pass_both_ways_unchanged() -> None:
+    data = os.urandom(3_000_001)
+    assert creche("run", "cat", input=data).stdout == data
+
+
+def test_input_comes_from_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "input"
+    path.write_bytes(os.urandom(200_000))
+    with path.open("rb") as file:
+        assert creche("run", "cat", stdin=file).stdout == path.read_bytes()
+
+
+def test_output_goes_into_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "output"
+    with path.open("ab") as file:
+        file.write(b"before\n")
+        file.flush()
+        creche("run", "echo", "after", stdout=file)
+    assert path.read_bytes() == b"before\nafter\n"
+
+
+def test_a_dialogue_is_not_held_back() -> None:
+    with started("run", "cat") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in (b"one\n", b"two\n"):
+            process.stdin.write(line)
+            process.stdin.flush()
+            assert process.stdout.readline() == line
+        process.stdin.close()
+        assert end_of(process) == 0
+
+
+def test_an_open_but_silent_stdin_does_not_outlive_the_command() -> None:
+    with started("run", "echo", "done") as process:
+        assert end_of(process) == 0
+
+
+def test_endless_input_ends_with_the_command() -> None:
+    with Path("/dev/zero").open("rb") as zeros:
+        assert creche("run", "head", "-c", "9", stdin=zeros).stdout == bytes(9)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_as_good_as_dev_null(closed: str) -> None:
+    line = f'exec "$@" {closed}'
+    done = subprocess.run(
+        [
+            "sh",
+            "-c",
+            line,
+            "sh",
+            *RUN,
+            "sh",
+            "-c",
+            "cat; echo out; echo err >&2; exit 5",
+        ],
+        env=embedded.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 5
+    assert done.stdout == (b"" if ">&-" in closed.split() else b"out\n")
+    assert done.stderr == (b"" if "2>&-" in closed.split() else b"err\n")
+
+
+def test_a_full_disk_is_told_without_a_traceback() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = creche(
+            "run",
+            "echo",
+            "x",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            capture_output=False,
+        )
+    assert done.returncode == 125
+    assert done.stderr.startswith(b"creche: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_it_ends_quietly_with_the_reader_of_its_output() -> None:
+    word = tag()
+    endless = python("while True: print('y' * 999)", word)
+    with started("run", *endless) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert end_of(process) == 128 + signal.SIGPIPE
+        assert process.stderr.read() == b""
+        assert not tagged(word)
+
+
+def test_long_output_passes_without_being_collected() -> None:
+    total = 192 << 20
+    code = (
+        "import os, sys\n"
+        "left = int(sys.argv[1])\n"
+        "while left:\n"
+        "    left -= os.write(1, bytes(min(left, 1 << 20)))\n"
+        "sys.stdin.read()"
+    )
+    with started("run", *python(code, str(total))) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        seen = 0
+        while seen < total:
+            seen += len(os.read(process.stdout.fileno(), 1 << 20))
+        assert peak_memory(process.pid) < 128 << 20
+        process.stdin.close()
+        assert end_of(process) == 0
+
+
+def peak_memory(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+# -- run: signals -----------------------------------------------------------------
+
+
+TRAPS = """
+import os, signal, sys
+def told(number, frame):
+    os.write(1, b"told %d" % number)
+    os._exit(7)
+signal.signal(getattr(signal, sys.argv[1]), told)
+os.write(1, b"up\\n")
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_passed_on(number: signal.Signals) -> None:
+    with started("run", *python(TRAPS, number.name)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(number)
+        assert process.stdout.read() == b"told %d" % number
+        assert end_of(process) == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_dies_of_a_signal_says_so(number: signal.Signals) -> None:
+    with started("run", "sh", "-c", "echo up; exec sleep 99") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(number)
+        assert end_of(process) == 128 + number
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    """A shell starts what runs behind it that way, for ^C is not meant for it."""
+    line = "trap '' INT; exec \"$@\""
+    with subprocess.Popen(
+        ["sh", "-c", line, "sh", *RUN, "cat"],
+        env=embedded.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"up\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGINT)
+        process.stdin.write(b"still\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"still\n"
+        process.stdin.close()
+        assert end_of(process) == 0
+
+
+def test_signals_get_through_while_nobody_reads() -> None:
+    word = tag()
+    with started("run", *python("while True: print('y' * 999)", word)) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        eventually(lambda: tagged(word) == [process.pid])
+        # Now it only waits for a reader; that can be ended as well.
+        # It may not have heard yet that the child is gone: then the signal is lost.
+        eventually(lambda: end_again(process))
+        assert process.returncode == -signal.SIGTERM
+
+
+def end_again(process: "subprocess.Popen[bytes]") -> bool:
+    process.terminate()
+    return process.poll() is not None
+
+
+def test_killing_it_ends_the_tree() -> None:
+    word = tag()
+    with started("run", *python("print('up', flush=True); input()", word)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.kill()
+        gone(word)
+
+
+# -- serve ------------------------------------------------------------------------
+
+
+def test_a_shared_broker_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    with started("serve", "--endpoint", endpoint) as server:
+        assert server.stdout is not None
+        ready = server.stdout.readline()
+        assert ready == f"creche broker ready {endpoint}\n".encode()
+        by_option = creche("run", "--endpoint", endpoint, "echo", "one")
+        by_variable = creche("run", "echo", "two", env={"CRECHE_BROKER": endpoint})
+        assert (by_option.stdout, by_variable.stdout) == (b"one\n", b"two\n")
+        second = creche("serve", "--endpoint", endpoint)
+        assert second.returncode == 1
+        assert b"already running" in second.stderr
+        server.terminate()
+        assert end_of(server) == 0
+
+
+# -- doctor -----------------------------------------------------------------------
+
+
+def test_doctor_says_what_the_machine_offers() -> None:
+    done = creche("doctor")
+    assert done.returncode == 0
+    assert b"containment" in done.stdout
+
+
+def test_doctor_speaks_to_programs() -> None:
+    found = json.loads(creche("doctor", "--json").stdout)
+    assert found["containment"] in ("cgroup", "subreaper", "pgroup")
+    assert found["creche"] == __version__
+    assert all(sentence.endswith(".") for sentence in found["degraded"])
+
+
+def test_doctor_names_what_is_worse_than_it_could_be() -> None:
+    def few_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+    done = creche("doctor", preexec_fn=few_files)
+    assert b"- Few descriptors" in done.stdout
