@@ -487,12 +487,11 @@ class Router:
             "cause": "killed",
             "release": False,
         }
-        for number in ids:
-            if number not in batch.answers:
-                kill = Message(
-                    Kind.KILL, 0, self._last_batch, number, self.epoch, 0.0, body
-                )
-                self._forward(client, kill, Ask(0, self._last_batch))
+        for number in dict.fromkeys(ids):  # one answer stands for a repeated id
+            kill = Message(
+                Kind.KILL, 0, self._last_batch, number, self.epoch, 0.0, body
+            )
+            self._forward(client, kill, Ask(0, self._last_batch))
         self._finish_batch(self._last_batch)
 
     def _batched(self, number: int, answer: Message) -> None:
