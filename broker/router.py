@@ -517,9 +517,6 @@ class Router:
         reply = batch.message.reply(Kind.REPLY, payload=pack(answers))
         self._to(Ask(batch.client.id, reply.request), reply)
 
-    def _sees(self, client: Client, session: Session) -> bool:
-        return session.state is not State.LEAVING and self._may(client, session)
-
     def _may(self, client: Client, session: Session) -> bool:
         return client.operator or client.owner == session.owner
 
