@@ -496,10 +496,8 @@ class Router:
 
     def _batched(self, number: int, answer: Message) -> None:
         """Note one session's answer to a KILL that the broker asked."""
-        batch = self.batches.get(number)
-        if batch is None:
-            return
-        batch.missing.discard(answer.session)
+        batch = self.batches[number]
+        batch.missing.remove(answer.session)
         body = answer.body
         batch.answers[answer.session] = (
             [body["receipt"]]
@@ -626,7 +624,9 @@ class Router:
             asked = session.pending.pop(Ask(message.client, message.request), None)
             if asked is Kind.SPAWN:
                 self._spawn_answered(session, message)
-            if asked is Kind.KILL and message.client == 0:
+            if asked is None or not message.request:
+                return None  # nobody waits for it, or no more
+            if message.client == 0:
                 self._batched(message.request, message)
                 return None
             if asked is Kind.SNAPSHOT and kind is Kind.REPLY:
