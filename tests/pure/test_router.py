@@ -69,6 +69,7 @@ COMMANDS: dict[Kind, dict[str, Any]] = {
     Kind.SNAPSHOT: {},
 }
 STATUS = {"status": [0]}
+NOT_FOUND = {"code": errors.SessionNotFound.code, "values": []}
 
 
 class World:
@@ -278,6 +279,7 @@ def test_what_only_others_may_say_is_refused(world: World, kind: Kind) -> None:
 
 def test_a_refusal_that_nobody_wants_is_not_sent(world: World) -> None:
     assert world.ask(A, Kind.KILL, 4711, request=0) == []
+    assert world.ask(A, Kind.LIST, request=0, epoch=EPOCH + 1) == []
 
 
 # Spawn
@@ -638,6 +640,94 @@ def test_a_snapshot_that_fails_stays_an_error(world: World) -> None:
     assert world.say(worker, error) == [ToClient(A, error)]
 
 
+# Many kills at once
+
+
+def many(*sessions: int) -> dict[str, Any]:
+    return {"sessions": list(sessions), "timeout": 3.0}
+
+
+def outcome(actions: list[Action]) -> Any:
+    """What the only answer, to a KILL_MANY, says of each session."""
+    (action,) = [a for a in actions if isinstance(a, ToClient)]
+    assert action.message.kind is Kind.REPLY
+    return unpack(action.message.payload or b"")
+
+
+def kills(actions: list[Action]) -> dict[int, Message]:
+    """The KILL that each worker was told."""
+    found = {a.worker: a.message for a in actions if isinstance(a, ToWorker)}
+    assert all(message.kind is Kind.KILL for message in found.values())
+    return found
+
+
+def test_many_kills_are_answered_once_in_the_order_asked(world: World) -> None:
+    first, one = world.started(token="1")
+    second, two = world.started(token="2")
+    asked = kills(world.ask(A, Kind.KILL_MANY, body=many(second, first)))
+    assert asked.keys() == {one, two}
+    assert asked[one].body == KILL | {"timeout": 3.0}
+    assert world.say(one, asked[one].reply(Kind.REPLY, {"receipt": [1, 1, []]})) == []
+    done = world.say(two, asked[two].reply(Kind.REPLY, {"receipt": [2, 2, []]}))
+    assert answers(done) == [(A, Kind.REPLY, world.last_request)]
+    assert outcome(done) == [[[2, 2, []]], [[1, 1, []]]]
+    assert world.router.batches == {}
+
+
+def test_a_session_named_twice_is_killed_once_and_told_of_twice(world: World) -> None:
+    session, worker = world.started()
+    actions = world.ask(A, Kind.KILL_MANY, body=many(session, 4711, session, 4711))
+    assert told(actions) == [(worker, Kind.KILL)]
+    kill = kills(actions)[worker]
+    done = world.say(worker, kill.reply(Kind.REPLY, {"receipt": [1, 1, []]}))
+    receipt, absent, same_receipt, still_absent = outcome(done)
+    assert receipt == same_receipt == [[1, 1, []]]
+    assert absent == still_absent
+    assert absent[0] == errors.SessionNotFound.code
+
+
+def test_no_kills_are_answered_too(world: World) -> None:
+    assert outcome(world.ask(A, Kind.KILL_MANY, body=many())) == []
+
+
+def test_many_kills_reach_no_foreign_leaving_or_lost_session(shared: World) -> None:
+    foreign, _ = shared.started(B)
+    leaving, _ = shared.started(A, token="1")
+    shared.ask(A, Kind.KILL, leaving, RELEASE)
+    lost, worker = shared.started(A, token="2")
+    shared.happen(WorkerGone(worker, 0, True))
+    body = many(foreign, leaving, lost, 4711)
+    actions = shared.ask(A, Kind.KILL_MANY, body=body)
+    assert told(actions) == []
+    first, second, third, fourth = outcome(actions)
+    assert first == second == fourth
+    assert first[0] == errors.SessionNotFound.code
+    assert third == [[0, 0, []]]
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_many_kills_are_answered_when_workers_die(world: World, proven: bool) -> None:
+    session, worker = world.started()
+    world.ask(A, Kind.KILL_MANY, body=many(session))
+    asked = world.last_request
+    actions = world.happen(WorkerGone(worker, 0, proven))
+    assert sorted(answers(actions)) == [(A, Kind.REPLY, asked), (A, Kind.ERROR, 0)]
+    (reply,) = [a for a in actions if answers([a]) == [(A, Kind.REPLY, asked)]]
+    (said,) = outcome([reply])
+    assert said == [[0, 0, []]] if proven else said[0] == errors.WorkerLost.code
+
+
+def test_many_kills_go_on_without_their_client(world: World) -> None:
+    world.hello(B)
+    session, worker = world.started(B)
+    kill = kills(world.ask(A, Kind.KILL_MANY, body=many(session)))[worker]
+    assert world.happen(ClientGone(A)) == []
+    assert world.say(worker, kill.reply(Kind.REPLY, {"receipt": [1, 1, []]})) == []
+    assert world.router.batches == {}
+    late = kill.reply(Kind.REPLY, {"receipt": [1, 1, []]})
+    assert world.say(worker, late) == []
+
+
 # Lists and numbers
 
 
@@ -841,6 +931,25 @@ def test_an_idle_worker_has_nothing_to_say(world: World) -> None:
     assert world.router.idle == [worker]
 
 
+def test_an_answer_that_nobody_waits_for_goes_nowhere(world: World) -> None:
+    session, worker = world.started()
+    asked = world.message(A, Kind.POLL, session)
+    for answer in (asked.reply(Kind.REPLY), asked.reply(Kind.ERROR, NOT_FOUND)):
+        world.happen(FromClient(A, asked))
+        assert world.say(worker, answer) == [ToClient(A, answer)]
+        assert world.say(worker, answer) == []
+
+
+def test_a_spawn_that_wants_no_answer_gets_none(world: World) -> None:
+    (start,) = [
+        a.message
+        for a in world.ask(A, Kind.SPAWN, body=SPAWN, request=0)
+        if isinstance(a, ToWorker)
+    ]
+    assert world.say(1, start.reply(Kind.REPLY, {"pid": 5})) == []
+    assert world.state(start.session) is State.RUNNING
+
+
 def test_a_worker_cannot_say_what_a_broker_says(world: World) -> None:
     session, worker = world.started()
     message = Message(Kind.WELCOME, 0, 0, session, EPOCH, 0.0, {"clock": 0.0})
@@ -951,7 +1060,7 @@ class Traffic(RuleBasedStateMachine):
             case ToWorker(worker, message):
                 self.deliver(worker, message)
             case ToClient(peer, message):
-                assert peer in self.clients
+                assert message.client == self.clients[peer] or not message.request
                 self.receive(message)
             case _:
                 assert_never(action)
@@ -1056,6 +1165,12 @@ class Traffic(RuleBasedStateMachine):
         if session is None or session.kill_on_drop:
             self.buried.add(key)
         self.ask(peer, Kind.DROP, body={"sessions": [], "tokens": [token]})
+
+    @precondition(lambda self: self.clients and self.router.sessions)
+    @rule(which=anyone, sessions=st.lists(anyone, max_size=4))
+    def client_kills_many(self, which: int, sessions: list[int]) -> None:
+        ids = [one_of(self.router.sessions, session) for session in sessions]
+        self.ask(one_of(self.clients, which), Kind.KILL_MANY, body=many(*ids))
 
     @precondition(lambda self: self.clients)
     @rule(which=anyone)
@@ -1173,7 +1288,7 @@ class Traffic(RuleBasedStateMachine):
             self.begin(number, message, works=works)
         elif message.session != worker.session:
             if message.request:
-                self.say(number, not_found(message))
+                self.say(number, message.reply(Kind.ERROR, NOT_FOUND))
         elif message.kind is Kind.KILL:
             worker.released |= message.body["release"]
             if message.request:
@@ -1207,7 +1322,7 @@ class Traffic(RuleBasedStateMachine):
         """Let a worker whose session was released go idle."""
         worker = self.workers[number]
         for message in worker.asked:
-            self.say(number, not_found(message))
+            self.say(number, message.reply(Kind.ERROR, NOT_FOUND))
         session, worker.session = worker.session, 0
         worker.released = False
         worker.asked = []
@@ -1262,6 +1377,9 @@ class Traffic(RuleBasedStateMachine):
     def pending_requests_have_somebody_who_waits(self) -> None:
         for session in self.router.sessions.values():
             for ask, kind in session.pending.items():
+                if ask.client == 0:
+                    assert session.id in self.router.batches[ask.request].missing
+                    continue
                 assert ask.client in self.router.peers or kind is Kind.SPAWN
                 assert self.answered[ask] == 0
 
@@ -1294,11 +1412,6 @@ class Traffic(RuleBasedStateMachine):
         self.a_worker_has_one_session_and_a_session_one_worker()
         self.whoever_lost_its_owner_is_being_killed()
         self.pending_requests_have_somebody_who_waits()
-
-
-def not_found(message: Message) -> Message:
-    code, values = errors.encode(errors.SessionNotFound())
-    return message.reply(Kind.ERROR, {"code": code, "values": values})
 
 
 TestTraffic = Traffic.TestCase
