@@ -1339,6 +1339,11 @@ class Traffic(RuleBasedStateMachine):
         assert all(count == 1 for count in self.starts.values())
 
     @invariant()
+    def a_token_lives_as_long_as_its_session(self) -> None:
+        living = [number for number in self.router.tokens.values() if number]
+        assert sorted(living) == sorted(self.router.sessions)
+
+    @invariant()
     def what_a_worker_runs_is_known_and_its_own(self) -> None:
         for number, worker in self.workers.items():
             if worker.session:
