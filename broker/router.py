@@ -487,20 +487,17 @@ class Router:
             "cause": "killed",
             "release": False,
         }
-        for number in ids:
-            if number not in batch.answers:
-                kill = Message(
-                    Kind.KILL, 0, self._last_batch, number, self.epoch, 0.0, body
-                )
-                self._forward(client, kill, Ask(0, self._last_batch))
+        for number in dict.fromkeys(ids):  # one answer stands for a repeated id
+            kill = Message(
+                Kind.KILL, 0, self._last_batch, number, self.epoch, 0.0, body
+            )
+            self._forward(client, kill, Ask(0, self._last_batch))
         self._finish_batch(self._last_batch)
 
     def _batched(self, number: int, answer: Message) -> None:
         """Note one session's answer to a KILL that the broker asked."""
-        batch = self.batches.get(number)
-        if batch is None:
-            return
-        batch.missing.discard(answer.session)
+        batch = self.batches[number]
+        batch.missing.remove(answer.session)
         body = answer.body
         batch.answers[answer.session] = (
             [body["receipt"]]
@@ -517,9 +514,6 @@ class Router:
         answers = [batch.answers[n] for n in batch.message.body["sessions"]]
         reply = batch.message.reply(Kind.REPLY, payload=pack(answers))
         self._to(Ask(batch.client.id, reply.request), reply)
-
-    def _sees(self, client: Client, session: Session) -> bool:
-        return session.state is not State.LEAVING and self._may(client, session)
 
     def _may(self, client: Client, session: Session) -> bool:
         return client.operator or client.owner == session.owner
@@ -630,7 +624,9 @@ class Router:
             asked = session.pending.pop(Ask(message.client, message.request), None)
             if asked is Kind.SPAWN:
                 self._spawn_answered(session, message)
-            if asked is Kind.KILL and message.client == 0:
+            if asked is None or not message.request:
+                return None  # nobody waits for it, or no more
+            if message.client == 0:
                 self._batched(message.request, message)
                 return None
             if asked is Kind.SNAPSHOT and kind is Kind.REPLY:

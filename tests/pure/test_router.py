@@ -1,0 +1,1423 @@
+"""The broker's rules: cell by cell, and laws under clients and workers that may die."""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, assert_never
+
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from broker import errors, router
+from broker.router import (
+    FIRST_SESSION,
+    LIVE,
+    Action,
+    ClientGone,
+    Event,
+    Fork,
+    FromClient,
+    FromWorker,
+    Hello,
+    LeaseRenewed,
+    PoolGone,
+    PoolReady,
+    Retire,
+    Router,
+    State,
+    Tick,
+    ToClient,
+    ToWorker,
+    WorkerGone,
+)
+from broker.wire import Kind, Message, decode, encode, unpack
+
+T = TypeVar("T")
+EPOCH = 77
+OWNER = b"owner"
+OTHER = b"other"
+A, B, OPERATOR = b"a", b"b", b"operator"
+
+SPAWN = {
+    "token": "t",
+    "scope": "",
+    "reader": None,
+    "chunks": 8,
+    "bytes": 4096,
+    "kill_on_drop": True,
+}
+KILL = {"grace": None, "timeout": 5.0, "cause": "killed", "release": False}
+RELEASE = KILL | {"release": True}
+POLL = {"stdout": 0, "stderr": 0, "wait": 1.0, "mode": "output", "limit": 1}
+OPEN = {"after": None, "newest": False, "chunks": 8, "bytes": 4096, "capture": False}
+READ = {"reader": 1, "stream": "stdout", "offset": 0, "wait": 1.0, "limit": 1}
+COMMANDS: dict[Kind, dict[str, Any]] = {
+    Kind.WRITE: {"at": None},
+    Kind.CLOSE_STDIN: {},
+    Kind.POLL: POLL,
+    Kind.READ: READ,
+    Kind.OPEN: OPEN,
+    Kind.KILL: KILL,
+    Kind.SIGNAL: {"number": 15, "group": False, "interrupt": False},
+    Kind.SNAPSHOT: {},
+}
+STATUS = {"status": [0]}
+NOT_FOUND = {"code": errors.SessionNotFound.code, "values": []}
+
+
+class World:
+    """A router, and hands to push what is around it."""
+
+    def __init__(
+        self, *, shared: bool = False, warm: int = 0, capacity: int = 9
+    ) -> None:
+        self.router = Router(EPOCH, shared=shared, warm=warm, capacity=capacity)
+        self.now = 50.0
+        self.last_request = 0
+        self.clients: dict[bytes, int] = {}
+
+    def happen(self, event: Event) -> list[Action]:
+        actions = self.router.handle(event, self.now)
+        for action in actions:
+            if isinstance(action, ToClient | ToWorker):  # it has to fit on the wire
+                message = action.message
+                assert decode(encode(message), message.payload) == message
+        return actions
+
+    def hello(
+        self,
+        peer: bytes = A,
+        owner: bytes = OWNER,
+        *,
+        operator: bool = False,
+        lease: float = 0.0,
+    ) -> None:
+        self.last_request += 1
+        event = Hello(peer, owner, operator, lease, self.last_request)
+        (action,) = self.happen(event)
+        assert isinstance(action, ToClient)
+        assert action.message.kind is Kind.WELCOME
+        assert action.message.request == self.last_request
+        self.clients[peer] = action.message.client
+
+    def message(
+        self, peer: bytes, kind: Kind, session: int = 0, body: Any = None, **more: Any
+    ) -> Message:
+        self.last_request += 1
+        payload = b"" if kind in (Kind.SPAWN, Kind.WRITE) else None
+        body = COMMANDS.get(kind, {}) if body is None else body
+        return Message(
+            kind,
+            self.clients[peer],
+            self.last_request,
+            session,
+            EPOCH,
+            0.0,
+            body,
+            payload,
+        )._replace(**more)
+
+    def ask(
+        self, peer: bytes, kind: Kind, session: int = 0, body: Any = None, **more: Any
+    ) -> list[Action]:
+        """A client's command with a fresh number."""
+        message = self.message(peer, kind, session, body, **more)
+        return self.happen(FromClient(peer, message))
+
+    def spawn(self, peer: bytes = A, **changes: Any) -> tuple[int, int, Message]:
+        """An accepted spawn: session, worker, START."""
+        actions = self.ask(peer, Kind.SPAWN, body=SPAWN | changes)
+        (told,) = [a for a in actions if isinstance(a, ToWorker)]
+        assert told.message.kind is Kind.START
+        return told.message.session, told.worker, told.message
+
+    def started(self, peer: bytes = A, **changes: Any) -> tuple[int, int]:
+        """A session whose child runs, and its worker."""
+        session, worker, start = self.spawn(peer, **changes)
+        (answer,) = self.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+        assert isinstance(answer, ToClient)
+        assert answer.message.session == session
+        return session, worker
+
+    def say(self, worker: int, message: Message) -> list[Action]:
+        """Something that a worker says."""
+        return self.happen(FromWorker(worker, message))
+
+    def push(
+        self, worker: int, kind: Kind, session: int, request: int = 0
+    ) -> list[Action]:
+        body = STATUS if kind in (Kind.EXITED, Kind.CLOSED) else {}
+        client = self.clients[A] if request else 0
+        return self.say(worker, Message(kind, client, request, session, EPOCH, 0, body))
+
+    def idle(self, worker: int, session: int) -> list[Action]:
+        return self.push(worker, Kind.IDLE, session)
+
+    def state(self, session: int) -> State:
+        return self.router.sessions[session].state
+
+
+@pytest.fixture
+def world() -> World:
+    """A private broker with one client."""
+    world = World()
+    world.hello(A)
+    return world
+
+
+@pytest.fixture
+def shared() -> World:
+    """A shared broker: A and B have different owner keys, OPERATOR opens all."""
+    world = World(shared=True)
+    world.hello(A)
+    world.hello(B, OTHER)
+    world.hello(OPERATOR, b"third", operator=True)
+    return world
+
+
+def refusal(actions: list[Action]) -> errors.EngineError:
+    """The error that is the only answer."""
+    (action,) = actions
+    assert isinstance(action, ToClient)
+    assert action.message.kind is Kind.ERROR
+    return errors.decode(action.message.body["code"], action.message.body["values"])
+
+
+def told(actions: list[Action]) -> list[tuple[int, Kind]]:
+    """What workers were told."""
+    return [(a.worker, a.message.kind) for a in actions if isinstance(a, ToWorker)]
+
+
+def answers(actions: list[Action]) -> list[tuple[bytes, Kind, int]]:
+    """What clients were answered."""
+    return [
+        (a.peer, a.message.kind, a.message.request)
+        for a in actions
+        if isinstance(a, ToClient)
+    ]
+
+
+def released(actions: list[Action]) -> list[int]:
+    """The workers that were told to end their tree and forget it."""
+    return [
+        a.worker
+        for a in actions
+        if isinstance(a, ToWorker)
+        and a.message.kind is Kind.KILL
+        and a.message.body["release"]
+    ]
+
+
+# Hello
+
+
+def test_a_welcome_tells_number_epoch_and_clock() -> None:
+    world = World()
+    (action,) = world.happen(Hello(A, OWNER, False, 0.0, 9))
+    message = Message(Kind.WELCOME, 1, 9, 0, EPOCH, 0.0, {"clock": 50.0})
+    assert action == ToClient(A, message)
+
+
+def test_a_second_hello_is_refused(world: World) -> None:
+    error = refusal(world.happen(Hello(A, OTHER, True, 0.0, 9)))
+    assert isinstance(error, errors.ProtocolError)
+    assert world.router.clients[A].owner == OWNER
+    assert not world.router.clients[A].operator
+
+
+def test_nothing_is_done_before_a_hello(world: World) -> None:
+    actions = world.happen(FromClient(B, Message(Kind.LIST, 1, 5, 0, EPOCH)))
+    assert isinstance(refusal(actions), errors.ProtocolError)
+
+
+def test_the_end_of_a_stranger_is_nothing(world: World) -> None:
+    assert world.happen(ClientGone(B)) == []
+    assert world.happen(LeaseRenewed(B)) == []
+
+
+# What is refused before it is looked at
+
+
+def test_another_clients_number_is_refused(shared: World) -> None:
+    session, _ = shared.started()
+    for kind in (Kind.KILL, Kind.LIST):
+        actions = shared.ask(B, kind, session, client=shared.clients[A])
+        assert isinstance(refusal(actions), errors.ProtocolError)
+
+
+@pytest.mark.parametrize("kind", [Kind.LIST, Kind.KILL])
+def test_a_command_for_another_broker_is_refused(world: World, kind: Kind) -> None:
+    session, _ = world.started()
+    actions = world.ask(A, kind, session, epoch=EPOCH + 1)
+    assert isinstance(refusal(actions), errors.BrokerLost)
+
+
+def test_a_late_command_is_refused_and_not_forwarded(world: World) -> None:
+    session, worker = world.started()
+    error = refusal(world.ask(A, Kind.SIGNAL, session, deadline=49.9))
+    assert isinstance(error, errors.TimedOut)
+    assert told(world.ask(A, Kind.SIGNAL, session, deadline=50.1)) == [
+        (worker, Kind.SIGNAL)
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind.HELLO, Kind.START, Kind.REPLY, Kind.IDLE, Kind.FORK, Kind.GONE]
+)
+def test_what_only_others_may_say_is_refused(world: World, kind: Kind) -> None:
+    error = refusal(world.ask(A, kind, world.started()[0]))
+    assert isinstance(error, errors.ProtocolError)
+    assert kind.name in str(error)
+
+
+def test_a_refusal_that_nobody_wants_is_not_sent(world: World) -> None:
+    assert world.ask(A, Kind.KILL, 4711, request=0) == []
+    assert world.ask(A, Kind.LIST, request=0, epoch=EPOCH + 1) == []
+
+
+# Spawn
+
+
+def test_a_spawn_forks_a_worker_and_starts_on_it(world: World) -> None:
+    fork, start = world.ask(A, Kind.SPAWN, body=SPAWN)
+    assert fork == Fork(1)
+    assert isinstance(start, ToWorker)
+    assert start.worker == 1
+    assert start.message == Message(
+        Kind.START,
+        world.clients[A],
+        world.last_request,
+        FIRST_SESSION,
+        EPOCH,
+        0.0,
+        {"reader": None, "chunks": 8, "bytes": 4096},
+        b"",
+    )
+    assert world.state(FIRST_SESSION) is State.STARTING
+
+
+def test_a_spawn_takes_the_worker_that_was_used_last() -> None:
+    world = World(warm=2)
+    assert world.happen(PoolReady()) == [Fork(1), Fork(2)]
+    world.hello(A)
+    actions = world.ask(A, Kind.SPAWN, body=SPAWN)
+    assert told(actions) == [(2, Kind.START)]
+    assert actions[-1] == Fork(3)
+    assert world.router.idle == [1, 3]
+
+
+def test_a_start_that_succeeds_runs(world: World) -> None:
+    session, worker, start = world.spawn()
+    asked = world.last_request
+    actions = world.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+    assert answers(actions) == [(A, Kind.REPLY, asked)]
+    assert world.state(session) is State.RUNNING
+
+
+def test_a_start_that_fails_leaves_no_session(world: World) -> None:
+    session, worker, start = world.spawn()
+    code, values = errors.encode(errors.SpawnFailed(2, "exec", "/x"))
+    body = {"code": code, "values": values}
+    error = refusal(world.say(worker, start.reply(Kind.ERROR, body)))
+    assert isinstance(error, errors.SpawnFailed)
+    assert world.router.sessions == {}
+    assert world.idle(worker, session) == []
+    assert world.router.idle == [worker]
+
+
+def test_a_start_that_fails_answers_whatever_else_was_asked(shared: World) -> None:
+    session, worker, start = shared.spawn()
+    asked = shared.last_request
+    shared.ask(OPERATOR, Kind.SNAPSHOT, session)
+    error = start.reply(Kind.ERROR, {"code": "spawn-failed", "values": [2, "exec", ""]})
+    assert sorted(answers(shared.say(worker, error))) == [
+        (A, Kind.ERROR, asked),
+        (OPERATOR, Kind.ERROR, shared.last_request),
+    ]
+
+
+def test_a_worker_that_cannot_be_forked_fails_the_start(world: World) -> None:
+    _, worker, _ = world.spawn()
+    retire, answer = world.happen(WorkerGone(worker, 11, True))
+    assert retire == Retire(worker)
+    error = refusal([answer])
+    assert isinstance(error, errors.SpawnFailed)
+    assert error.errno == 11
+    assert world.router.sessions == {}
+
+
+def test_a_worker_that_dies_while_starting_fails_the_start(world: World) -> None:
+    _, worker, _ = world.spawn()
+    _, answer = world.happen(WorkerGone(worker, 0, True))
+    assert isinstance(refusal([answer]), errors.WorkerLost)
+    assert world.router.sessions == {}
+
+
+def test_a_kill_while_starting_is_proven_by_the_workers_end(shared: World) -> None:
+    session, worker, _ = shared.spawn()
+    shared.ask(OPERATOR, Kind.KILL, session)
+    actions = shared.happen(WorkerGone(worker, 0, True))
+    assert (OPERATOR, Kind.REPLY, shared.last_request) in answers(actions)
+
+
+def test_a_broker_that_is_full_says_so() -> None:
+    world = World(capacity=1)
+    world.hello(A)
+    world.spawn()
+    error = refusal(world.ask(A, Kind.SPAWN, body=SPAWN | {"token": "u"}))
+    assert isinstance(error, errors.CapacityExceeded)
+    assert error.retry_after == 1.0
+
+
+def test_children_that_stay_need_a_shared_broker(world: World, shared: World) -> None:
+    body = SPAWN | {"kill_on_drop": False}
+    error = refusal(world.ask(A, Kind.SPAWN, body=body))
+    assert isinstance(error, errors.InvalidRequest)
+    assert error.field == "kill_on_drop"
+    assert told(shared.ask(A, Kind.SPAWN, body=body)) == [(1, Kind.START)]
+
+
+# Spawn again
+
+
+def test_a_spawn_asked_twice_starts_once_and_answers_both(world: World) -> None:
+    _, worker, start = world.spawn()
+    first = world.last_request
+    assert world.ask(A, Kind.SPAWN, body=SPAWN) == []
+    actions = world.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+    assert sorted(answers(actions)) == [
+        (A, Kind.REPLY, first),
+        (A, Kind.REPLY, world.last_request),
+    ]
+
+
+def test_a_spawn_asked_again_is_answered_as_before(world: World) -> None:
+    session, _ = world.started()
+    (action,) = world.ask(A, Kind.SPAWN, body=SPAWN)
+    assert isinstance(action, ToClient)
+    assert action.message.request == world.last_request
+    assert action.message.session == session
+    assert action.message.body == {"pid": 5}
+    assert world.ask(A, Kind.SPAWN, body=SPAWN, request=0) == []
+
+
+def test_tokens_of_other_owners_are_other_tokens(shared: World) -> None:
+    first, _ = shared.started(A)
+    second, _ = shared.started(B)
+    assert first != second
+
+
+def test_a_spawn_whose_client_is_gone_is_answered_to_the_next_one() -> None:
+    world = World(shared=True)
+    world.hello(A)
+    world.hello(B)
+    session, worker, start = world.spawn(A, kill_on_drop=False)
+    world.happen(ClientGone(A))
+    world.ask(B, Kind.SPAWN, body=SPAWN)
+    first = world.last_request
+    actions = world.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+    assert answers(actions) == [(B, Kind.REPLY, first)]
+    assert answers(world.ask(B, Kind.SPAWN, body=SPAWN)) == [
+        (B, Kind.REPLY, world.last_request)
+    ]
+    assert world.state(session) is State.RUNNING
+
+
+@pytest.mark.parametrize("how", ["dropped", "over", "lost", "never seen"])
+def test_a_token_that_is_over_starts_nothing(world: World, how: str) -> None:
+    if how == "never seen":
+        world.ask(A, Kind.DROP, body={"sessions": [], "tokens": ["t"]})
+    else:
+        session, worker = world.started()
+        if how == "lost":
+            world.happen(WorkerGone(worker, 0, True))
+        else:
+            world.ask(A, Kind.DROP, body={"sessions": [session], "tokens": []})
+        if how == "over":
+            world.idle(worker, session)
+    error = refusal(world.ask(A, Kind.SPAWN, body=SPAWN))
+    assert isinstance(error, errors.InvalidRequest)
+    assert error.field == "request_id"
+
+
+def test_tombstones_are_bounded_and_living_tokens_stay(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router, "TOMBSTONES", 10)
+    world.started(token="living")
+    for number in range(50):
+        body = {"sessions": [], "tokens": [f"dead-{number}"]}
+        world.ask(A, Kind.DROP, body=body)
+    assert len(world.router.tokens) == 11
+    assert told(world.ask(A, Kind.SPAWN, body=SPAWN | {"token": "living"})) == []
+    assert told(world.ask(A, Kind.SPAWN, body=SPAWN | {"token": "dead-49"})) == []
+
+
+# Commands of a session
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize("state", ["starting", "running", "exited", "closed"])
+def test_commands_go_to_the_worker_as_they_are(
+    world: World, state: str, kind: Kind
+) -> None:
+    session, worker, start = world.spawn()
+    if state != "starting":
+        world.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+    if state in ("exited", "closed"):
+        world.push(worker, Kind.EXITED, session)
+    if state == "closed":
+        world.push(worker, Kind.CLOSED, session)
+    assert world.state(session).value == state
+    message = world.message(A, kind, session)
+    assert world.happen(FromClient(A, message)) == [ToWorker(worker, message)]
+    (passed,) = world.say(worker, message.reply(Kind.REPLY))
+    assert answers([passed]) == [(A, Kind.REPLY, world.last_request)]
+    assert world.router.sessions[session].pending.keys() == (
+        {(1, start.request)} if state == "starting" else set()
+    )
+
+
+@pytest.mark.parametrize("kind", [*COMMANDS, Kind.STOP, Kind.CREDIT])
+def test_a_leaving_session_is_not_found(world: World, kind: Kind) -> None:
+    session, worker = world.started()
+    assert told(world.ask(A, Kind.KILL, session, RELEASE)) == [(worker, Kind.KILL)]
+    assert world.state(session) is State.LEAVING
+    body = {"target": 1} if kind is Kind.STOP else None
+    error = refusal(world.ask(A, kind, session, body))
+    assert isinstance(error, errors.SessionNotFound)
+
+
+@pytest.mark.parametrize("kind", [k for k in COMMANDS if k is not Kind.KILL])
+def test_a_lost_session_says_so(world: World, kind: Kind) -> None:
+    session, worker = world.started()
+    world.happen(WorkerGone(worker, 0, True))
+    assert world.state(session) is State.LOST
+    assert isinstance(refusal(world.ask(A, kind, session)), errors.WorkerLost)
+
+
+def test_a_lost_session_is_killed_and_can_be_released(world: World) -> None:
+    session, worker = world.started()
+    world.happen(WorkerGone(worker, 0, True))
+    for body in (KILL, RELEASE):
+        (action,) = world.ask(A, Kind.KILL, session, body)
+        assert isinstance(action, ToClient)
+        assert action.message.body == {"receipt": [0, 0, []]}
+    assert world.router.sessions == {}
+
+
+def test_a_lost_session_with_survivors_is_not_called_killed(world: World) -> None:
+    session, worker = world.started()
+    world.happen(WorkerGone(worker, 0, False))
+    for body in (KILL, RELEASE):
+        error = refusal(world.ask(A, Kind.KILL, session, body))
+        assert isinstance(error, errors.WorkerLost)
+    assert world.router.sessions == {}
+
+
+def test_the_loss_of_a_worker_answers_all_that_wait_and_tells_the_owner(
+    world: World,
+) -> None:
+    session, worker = world.started()
+    world.ask(A, Kind.POLL, session)
+    poll = world.last_request
+    world.ask(A, Kind.KILL, session)
+    kill = world.last_request
+    world.ask(A, Kind.WRITE, session, request=0)
+    actions = world.happen(WorkerGone(worker, 0, True))
+    assert actions[0] == Retire(worker)
+    assert sorted(answers(actions)) == [
+        (A, Kind.REPLY, kill),
+        (A, Kind.ERROR, 0),
+        (A, Kind.ERROR, poll),
+    ]
+
+
+def test_a_kill_whose_worker_leaves_survivors_is_an_error(world: World) -> None:
+    session, worker = world.started()
+    world.ask(A, Kind.KILL, session, RELEASE)
+    actions = world.happen(WorkerGone(worker, 0, False))
+    assert answers(actions) == [(A, Kind.ERROR, world.last_request)]
+    assert world.router.sessions == {}
+
+
+def test_a_lost_pool_is_the_loss_of_all_workers(world: World) -> None:
+    session, worker = world.started()
+    starting, other, _ = world.spawn(token="u")
+    actions = world.happen(PoolGone())
+    assert {a for a in actions if isinstance(a, Retire)} == {
+        Retire(worker),
+        Retire(other),
+    }
+    assert world.router.slots == {}
+    assert world.state(session) is State.LOST
+    assert starting not in world.router.sessions
+
+
+@pytest.mark.parametrize("kind", [*COMMANDS, Kind.STOP, Kind.CREDIT])
+def test_a_foreign_session_is_not_there(shared: World, kind: Kind) -> None:
+    session, _ = shared.started(A)
+    body = {"target": 1} if kind is Kind.STOP else None
+    answered = []
+    for number in (session, 4711):
+        message = shared.message(B, kind, number, body, request=7)
+        (action,) = shared.happen(FromClient(B, message))
+        assert isinstance(action, ToClient)
+        answered.append(action.message._replace(session=0))
+    assert answered[0] == answered[1]
+    assert answered[0].body["code"] == errors.SessionNotFound.code
+
+
+def test_the_operator_reaches_every_session(shared: World) -> None:
+    session, worker = shared.started(A)
+    assert told(shared.ask(OPERATOR, Kind.KILL, session)) == [(worker, Kind.KILL)]
+    (listed,) = shared.ask(OPERATOR, Kind.LIST, body={"scope": None})
+    assert isinstance(listed, ToClient)
+    assert unpack(listed.message.payload or b"") == [session]
+
+
+def test_a_credit_waits_for_no_answer(world: World) -> None:
+    session, worker = world.started()
+    body = {"chunks": 1, "sequence": 1}
+    assert told(world.ask(A, Kind.CREDIT, session, body)) == [(worker, Kind.CREDIT)]
+    assert world.router.sessions[session].pending == {}
+
+
+@pytest.mark.parametrize("kind", [Kind.POLL, Kind.READ, Kind.OPEN])
+def test_what_is_stopped_is_not_waited_for(world: World, kind: Kind) -> None:
+    session, worker = world.started()
+    world.ask(A, kind, session)
+    target = {"target": world.last_request}
+    assert told(world.ask(A, Kind.STOP, session, target, request=0)) == [
+        (worker, Kind.STOP)
+    ]
+    assert world.router.sessions[session].pending == {}
+
+
+def test_only_what_may_take_long_can_be_stopped(world: World) -> None:
+    session, _ = world.started()
+    world.ask(A, Kind.KILL, session)
+    target = {"target": world.last_request}
+    world.ask(A, Kind.STOP, session, target, request=0)
+    assert list(world.router.sessions[session].pending.values()) == [Kind.KILL]
+
+
+def test_a_reader_is_pending_until_it_is_closed(world: World) -> None:
+    session, worker = world.started(reader=500)
+    assert list(world.router.sessions[session].pending.values()) == [Kind.OPEN]
+    for kind in (Kind.EXITED, Kind.CLOSED):
+        assert answers(world.push(worker, kind, session, 500)) == [(A, kind, 500)]
+    assert world.router.sessions[session].pending == {}
+    assert world.state(session) is State.RUNNING
+
+
+def test_a_snapshot_tells_whether_an_owner_is_there(shared: World) -> None:
+    session, worker = shared.started(A, kill_on_drop=False)
+    seen = []
+    for gone in (False, True):
+        if gone:
+            shared.happen(ClientGone(A))
+        asked = shared.message(OPERATOR, Kind.SNAPSHOT, session)
+        shared.happen(FromClient(OPERATOR, asked))
+        (action,) = shared.say(worker, asked.reply(Kind.REPLY, {}, b"doc"))
+        assert isinstance(action, ToClient)
+        seen.append((action.message.body, action.message.payload))
+    assert seen == [({"owner_alive": True}, b"doc"), ({"owner_alive": False}, b"doc")]
+
+
+def test_a_snapshot_that_fails_stays_an_error(world: World) -> None:
+    session, worker = world.started()
+    asked = world.message(A, Kind.SNAPSHOT, session)
+    world.happen(FromClient(A, asked))
+    error = asked.reply(Kind.ERROR, {"code": "engine", "values": []})
+    assert world.say(worker, error) == [ToClient(A, error)]
+
+
+# Many kills at once
+
+
+def many(*sessions: int) -> dict[str, Any]:
+    return {"sessions": list(sessions), "timeout": 3.0}
+
+
+def outcome(actions: list[Action]) -> Any:
+    """What the only answer, to a KILL_MANY, says of each session."""
+    (action,) = [a for a in actions if isinstance(a, ToClient)]
+    assert action.message.kind is Kind.REPLY
+    return unpack(action.message.payload or b"")
+
+
+def kills(actions: list[Action]) -> dict[int, Message]:
+    """The KILL that each worker was told."""
+    found = {a.worker: a.message for a in actions if isinstance(a, ToWorker)}
+    assert all(message.kind is Kind.KILL for message in found.values())
+    return found
+
+
+def test_many_kills_are_answered_once_in_the_order_asked(world: World) -> None:
+    first, one = world.started(token="1")
+    second, two = world.started(token="2")
+    asked = kills(world.ask(A, Kind.KILL_MANY, body=many(second, first)))
+    assert asked.keys() == {one, two}
+    assert asked[one].body == KILL | {"timeout": 3.0}
+    assert world.say(one, asked[one].reply(Kind.REPLY, {"receipt": [1, 1, []]})) == []
+    done = world.say(two, asked[two].reply(Kind.REPLY, {"receipt": [2, 2, []]}))
+    assert answers(done) == [(A, Kind.REPLY, world.last_request)]
+    assert outcome(done) == [[[2, 2, []]], [[1, 1, []]]]
+    assert world.router.batches == {}
+
+
+def test_a_session_named_twice_is_killed_once_and_told_of_twice(world: World) -> None:
+    session, worker = world.started()
+    actions = world.ask(A, Kind.KILL_MANY, body=many(session, 4711, session, 4711))
+    assert told(actions) == [(worker, Kind.KILL)]
+    kill = kills(actions)[worker]
+    done = world.say(worker, kill.reply(Kind.REPLY, {"receipt": [1, 1, []]}))
+    receipt, absent, same_receipt, still_absent = outcome(done)
+    assert receipt == same_receipt == [[1, 1, []]]
+    assert absent == still_absent
+    assert absent[0] == errors.SessionNotFound.code
+
+
+def test_no_kills_are_answered_too(world: World) -> None:
+    assert outcome(world.ask(A, Kind.KILL_MANY, body=many())) == []
+
+
+def test_many_kills_reach_no_foreign_leaving_or_lost_session(shared: World) -> None:
+    foreign, _ = shared.started(B)
+    leaving, _ = shared.started(A, token="1")
+    shared.ask(A, Kind.KILL, leaving, RELEASE)
+    lost, worker = shared.started(A, token="2")
+    shared.happen(WorkerGone(worker, 0, True))
+    body = many(foreign, leaving, lost, 4711)
+    actions = shared.ask(A, Kind.KILL_MANY, body=body)
+    assert told(actions) == []
+    first, second, third, fourth = outcome(actions)
+    assert first == second == fourth
+    assert first[0] == errors.SessionNotFound.code
+    assert third == [[0, 0, []]]
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_many_kills_are_answered_when_workers_die(world: World, proven: bool) -> None:
+    session, worker = world.started()
+    world.ask(A, Kind.KILL_MANY, body=many(session))
+    asked = world.last_request
+    actions = world.happen(WorkerGone(worker, 0, proven))
+    assert sorted(answers(actions)) == [(A, Kind.REPLY, asked), (A, Kind.ERROR, 0)]
+    (reply,) = [a for a in actions if answers([a]) == [(A, Kind.REPLY, asked)]]
+    (said,) = outcome([reply])
+    assert said == [[0, 0, []]] if proven else said[0] == errors.WorkerLost.code
+
+
+def test_many_kills_go_on_without_their_client(world: World) -> None:
+    world.hello(B)
+    session, worker = world.started(B)
+    kill = kills(world.ask(A, Kind.KILL_MANY, body=many(session)))[worker]
+    assert world.happen(ClientGone(A)) == []
+    assert world.say(worker, kill.reply(Kind.REPLY, {"receipt": [1, 1, []]})) == []
+    assert world.router.batches == {}
+    late = kill.reply(Kind.REPLY, {"receipt": [1, 1, []]})
+    assert world.say(worker, late) == []
+
+
+# Lists and numbers
+
+
+def test_a_list_names_living_sessions_of_the_owner_and_scope(shared: World) -> None:
+    first, worker = shared.started(A, token="1", scope="x")
+    second, _ = shared.started(A, token="2", scope="y")
+    third, _, _ = shared.spawn(A, token="3", scope="x")
+    shared.started(B)
+
+    def listed(peer: bytes, scope: str | None) -> Any:
+        (action,) = shared.ask(peer, Kind.LIST, body={"scope": scope})
+        assert isinstance(action, ToClient)
+        return unpack(action.message.payload or b"")
+
+    assert listed(A, None) == [first, second, third]
+    assert listed(A, "x") == [first, third]
+    shared.push(worker, Kind.EXITED, first)
+    assert listed(A, "x") == [first, third]
+    shared.push(worker, Kind.CLOSED, first)
+    assert listed(A, "x") == [third]
+    assert listed(B, "x") == []
+
+
+def test_info_counts(shared: World) -> None:
+    session, worker = shared.started(A)
+    shared.started(B)
+    shared.push(worker, Kind.CLOSED, session)
+    (action,) = shared.ask(A, Kind.INFO)
+    assert isinstance(action, ToClient)
+    assert action.message.body == {
+        "sessions": 2,
+        "live": 1,
+        "clients": 3,
+        "workers": 2,
+        "idle": 0,
+        "capacity": 9,
+        "shared": True,
+    }
+
+
+# Drops
+
+
+def test_the_end_of_a_client_releases_its_sessions(world: World) -> None:
+    session, worker = world.started()
+    other, starting, _ = world.spawn(token="u")
+    assert released(world.happen(ClientGone(A))) == [worker, starting]
+    assert world.state(session) is world.state(other) is State.LEAVING
+    assert world.idle(worker, session) == []
+    assert world.idle(starting, other) == []
+    assert world.router.sessions == {}
+    assert world.router.slots == {worker: None, starting: None}
+
+
+def test_a_drop_is_carried_out_once(world: World) -> None:
+    session, worker = world.started()
+    body = {"sessions": [session, 4711], "tokens": ["t"]}
+    actions = world.ask(A, Kind.DROP, body=body)
+    assert released(actions) == [worker]
+    assert answers(actions) == [(A, Kind.REPLY, world.last_request)]
+    assert released(world.happen(ClientGone(A))) == []
+
+
+def test_a_drop_by_token_ends_what_it_started(world: World) -> None:
+    _, worker, _ = world.spawn()
+    body = {"sessions": [], "tokens": ["t"]}
+    assert released(world.ask(A, Kind.DROP, body=body, request=0)) == [worker]
+
+
+def test_a_drop_of_others_sessions_and_tokens_does_nothing(shared: World) -> None:
+    session, _ = shared.started(A)
+    for peer in (B, OPERATOR):
+        body = {"sessions": [session], "tokens": ["t"]}
+        assert told(shared.ask(peer, Kind.DROP, body=body)) == []
+    assert shared.state(session) is State.RUNNING
+
+
+def test_a_lost_session_is_forgotten_with_its_owner(world: World) -> None:
+    _, worker = world.started()
+    world.happen(WorkerGone(worker, 0, True))
+    assert world.happen(ClientGone(A)) == []
+    assert world.router.sessions == {}
+
+
+def test_a_leaving_session_is_forgotten_with_its_worker(world: World) -> None:
+    session, worker = world.started()
+    world.ask(A, Kind.DROP, body={"sessions": [session], "tokens": []}, request=0)
+    assert world.happen(WorkerGone(worker, 0, True)) == [Retire(worker)]
+    assert world.router.sessions == {}
+
+
+def test_a_child_that_may_stay_loses_only_its_stdin(shared: World) -> None:
+    session, worker = shared.started(A, kill_on_drop=False)
+    assert told(shared.happen(ClientGone(A))) == [(worker, Kind.CLOSE_STDIN)]
+    assert shared.state(session) is State.RUNNING
+    assert shared.push(worker, Kind.EXITED, session) == []
+    assert shared.happen(WorkerGone(worker, 0, True)) == [Retire(worker)]
+
+
+def test_readers_of_others_end_with_their_client(shared: World) -> None:
+    session, worker = shared.started(A)
+    shared.ask(OPERATOR, Kind.OPEN, session)
+    shared.ask(OPERATOR, Kind.POLL, session)
+    shared.ask(A, Kind.POLL, session)
+    assert told(shared.happen(ClientGone(OPERATOR))) == [(worker, Kind.STOP)]
+    assert list(shared.router.sessions[session].pending.values()) == [Kind.POLL]
+
+
+# Leases
+
+
+def test_a_lease_that_runs_out_drops_everything() -> None:
+    world = World()
+    world.hello(A, lease=10.0)
+    world.hello(B)
+    _, worker = world.started(A)
+    world.started(B, token="u")
+    assert world.router.next_deadline() == 60.0
+    world.now = 59.0
+    assert world.happen(Tick()) == []
+    assert world.happen(LeaseRenewed(A)) == []
+    world.now = 60.0
+    assert world.happen(Tick()) == []
+    world.now = 69.0
+    assert released(world.happen(Tick())) == [worker]
+
+
+def test_what_a_dead_lease_starts_from_its_queue_is_dropped_too() -> None:
+    world = World()
+    world.hello(A, lease=10.0)
+    world.now = 60.0
+    assert world.happen(Tick()) == []
+    _, worker = world.started(A)
+    world.now = 70.0
+    assert released(world.happen(Tick())) == [worker]
+
+
+def test_without_leases_nothing_is_due(world: World) -> None:
+    world.happen(LeaseRenewed(A))
+    assert world.router.next_deadline() is None
+
+
+# Workers
+
+
+def test_an_idle_worker_is_used_again(world: World) -> None:
+    session, worker = world.started()
+    world.ask(A, Kind.KILL, session, RELEASE)
+    world.idle(worker, session)
+    again, same, _ = world.spawn(token="u")
+    assert same == worker
+    assert again == session + 1
+
+
+def test_more_idle_workers_than_wanted_are_retired(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router, "IDLE_WORKERS", 1)
+    first, one = world.started(token="1")
+    second, two = world.started(token="2")
+    assert world.idle(one, first) == []
+    assert world.idle(two, second) == [Retire(two)]
+    assert world.router.slots == {one: None}
+    assert world.happen(WorkerGone(two, 0, True)) == [Retire(two)]
+
+
+def test_an_idle_worker_that_dies_is_not_used(world: World) -> None:
+    session, worker = world.started()
+    world.idle(worker, session)
+    assert world.happen(WorkerGone(worker, 0, True)) == [Retire(worker)]
+    assert world.spawn(token="u")[1] != worker
+
+
+def test_going_idle_answers_what_waits(world: World) -> None:
+    session, worker = world.started()
+    world.ask(A, Kind.POLL, session)
+    poll = world.last_request
+    world.ask(A, Kind.KILL, session, RELEASE)
+    assert sorted(answers(world.idle(worker, session))) == [
+        (A, Kind.ERROR, poll),
+        (A, Kind.ERROR, world.last_request),
+    ]
+
+
+def test_a_worker_speaks_for_its_own_session_only(world: World) -> None:
+    first, one = world.started(token="1")
+    second, two = world.started(token="2")
+    for kind in (Kind.EXITED, Kind.IDLE):
+        assert world.push(one, kind, second) == []
+        assert world.push(one, kind, 0) == []
+        assert world.push(99, kind, first) == []
+    assert world.router.slots == {one: first, two: second}
+    assert world.state(first) is world.state(second) is State.RUNNING
+
+
+def test_an_idle_worker_has_nothing_to_say(world: World) -> None:
+    session, worker = world.started()
+    world.idle(worker, session)
+    for kind in (Kind.EXITED, Kind.IDLE):
+        assert world.push(worker, kind, session) == []
+    assert world.router.idle == [worker]
+
+
+def test_an_answer_that_nobody_waits_for_goes_nowhere(world: World) -> None:
+    session, worker = world.started()
+    asked = world.message(A, Kind.POLL, session)
+    for answer in (asked.reply(Kind.REPLY), asked.reply(Kind.ERROR, NOT_FOUND)):
+        world.happen(FromClient(A, asked))
+        assert world.say(worker, answer) == [ToClient(A, answer)]
+        assert world.say(worker, answer) == []
+
+
+def test_a_spawn_that_wants_no_answer_gets_none(world: World) -> None:
+    (start,) = [
+        a.message
+        for a in world.ask(A, Kind.SPAWN, body=SPAWN, request=0)
+        if isinstance(a, ToWorker)
+    ]
+    assert world.say(1, start.reply(Kind.REPLY, {"pid": 5})) == []
+    assert world.state(start.session) is State.RUNNING
+
+
+def test_a_worker_cannot_say_what_a_broker_says(world: World) -> None:
+    session, worker = world.started()
+    message = Message(Kind.WELCOME, 0, 0, session, EPOCH, 0.0, {"clock": 0.0})
+    assert world.say(worker, message) == []
+
+
+@pytest.mark.parametrize("request_id", [9, 0])
+def test_output_goes_to_the_client_that_reads(shared: World, request_id: int) -> None:
+    session, worker = shared.started(A)
+    body = {"stream": "stdout", "offset": 0, "sequence": 0}
+    chunk = Message(Kind.CHUNK, 3, request_id, session, EPOCH, 0.0, body, b"data")
+    assert shared.clients[OPERATOR] == 3
+    assert shared.say(worker, chunk) == [ToClient(OPERATOR, chunk)]
+
+
+def test_the_end_is_pushed_to_the_owner(world: World) -> None:
+    session, worker = world.started()
+    assert answers(world.push(worker, Kind.EXITED, session)) == [(A, Kind.EXITED, 0)]
+    assert world.state(session) is State.EXITED
+    assert answers(world.push(worker, Kind.CLOSED, session)) == [(A, Kind.CLOSED, 0)]
+    assert world.state(session) is State.CLOSED
+
+
+def test_an_end_does_not_bring_a_leaving_session_back(world: World) -> None:
+    session, worker, start = world.spawn()
+    world.ask(A, Kind.DROP, body={"sessions": [session], "tokens": []}, request=0)
+    world.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+    world.push(worker, Kind.EXITED, session)
+    assert world.state(session) is State.LEAVING
+
+
+def test_an_early_end_is_not_undone_by_the_answer_to_the_start(world: World) -> None:
+    session, worker, start = world.spawn()
+    world.push(worker, Kind.EXITED, session)
+    world.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+    assert world.state(session) is State.EXITED
+
+
+# Whatever happens
+
+
+@dataclass
+class FakeWorker:
+    """A worker as the router may expect it: in order, one session at a time."""
+
+    inbox: deque[Message] = field(default_factory=deque)
+    forked: bool = False
+    session: int = 0
+    released: bool = False
+    asked: list[Message] = field(default_factory=list)
+
+
+LONG = (Kind.POLL, Kind.READ, Kind.OPEN)
+OWNERS = {A: OWNER, B: OTHER, b"c": OWNER, OPERATOR: b"third"}
+
+anyone = st.integers(0, 99)
+"""Which of those that there are: clients, sessions, workers, requests."""
+
+
+def one_of(things: Iterable[T], which: int) -> T:
+    choice = list(things)
+    return choice[which % len(choice)]
+
+
+class Traffic(RuleBasedStateMachine):
+    """Clients, workers and a pool around a router; anybody may die at any moment."""
+
+    @initialize(
+        shared=st.booleans(),
+        warm=st.integers(0, 2),
+        capacity=st.integers(1, 5),
+        leases=st.tuples(*[st.sampled_from([0.0, 5.0])] * len(OWNERS)),
+    )
+    def start(
+        self, shared: bool, warm: int, capacity: int, leases: tuple[float, ...]
+    ) -> None:
+        self.world = World(shared=shared, warm=warm, capacity=capacity)
+        self.router = self.world.router
+        self.clients = self.world.clients
+        self.workers: dict[int, FakeWorker] = {}
+        self.pool = False
+        self.open: dict[tuple[int, int], Kind] = {}
+        self.answered: Counter[tuple[int, int]] = Counter()
+        self.excused: set[tuple[int, int]] = set()
+        self.starts: Counter[tuple[bytes, str]] = Counter()
+        self.spawns: dict[tuple[int, int], tuple[bytes, str]] = {}
+        self.buried: set[tuple[bytes, str]] = set()
+        self.released: set[int] = set()
+        self.pool_comes()
+        for peer, lease in zip(OWNERS, leases, strict=True):
+            self.connect(peer, lease)
+
+    # -- carrying out ------------------------------------------------------------
+
+    def happen(self, event: Event) -> list[Action]:
+        actions = self.world.happen(event)
+        for action in actions:
+            self.carry_out(action)
+        return actions
+
+    def carry_out(self, action: Action) -> None:
+        match action:
+            case Fork(worker):
+                assert worker not in self.workers
+                self.workers[worker] = FakeWorker(forked=self.pool)
+            case Retire(worker):
+                self.workers.pop(worker, None)
+            case ToWorker(worker, message):
+                self.deliver(worker, message)
+            case ToClient(peer, message):
+                assert message.client == self.clients[peer] or not message.request
+                self.receive(message)
+            case _:
+                assert_never(action)
+
+    def deliver(self, worker: int, message: Message) -> None:
+        self.workers[worker].inbox.append(message)
+        if message.kind is Kind.START:
+            token = self.spawns[message.client, message.request]
+            assert token not in self.buried, "a spawn that is over was started"
+            self.starts[token] += 1
+        elif message.kind is Kind.KILL and message.body["release"]:
+            self.released.add(message.session)
+
+    def receive(self, message: Message) -> None:
+        key = message.client, message.request
+        final = {Kind.REPLY, Kind.ERROR}
+        if self.open.get(key) is Kind.OPEN:
+            final |= {Kind.CLOSED}
+        if key in self.open and message.kind in final:
+            self.answered[key] += 1
+
+    def ask(self, peer: bytes, kind: Kind, session: int = 0, body: Any = None) -> None:
+        message = self.world.message(peer, kind, session, body)
+        key = message.client, message.request
+        self.open[key] = kind
+        if kind is Kind.SPAWN:
+            self.spawns[key] = (OWNERS[peer], message.body["token"])
+        self.happen(FromClient(peer, message))
+
+    # -- clients -----------------------------------------------------------------
+
+    def connect(self, peer: bytes, lease: float) -> None:
+        operator = peer == OPERATOR
+        self.world.hello(peer, OWNERS[peer], operator=operator, lease=lease)
+
+    @precondition(lambda self: len(self.clients) < len(OWNERS))
+    @rule(which=anyone, lease=st.sampled_from([0.0, 5.0]))
+    def client_comes(self, which: int, lease: float) -> None:
+        self.connect(one_of(OWNERS.keys() - self.clients.keys(), which), lease)
+
+    @precondition(lambda self: self.clients)
+    @rule(
+        which=anyone,
+        token=st.sampled_from("123456"),
+        reads=st.booleans(),
+        stays=st.booleans(),
+    )
+    def client_spawns(self, which: int, token: str, reads: bool, stays: bool) -> None:
+        peer = one_of(self.clients, which)
+        reader = None
+        if reads:
+            self.world.last_request = reader = self.world.last_request + 1
+            self.open[self.clients[peer], reader] = Kind.OPEN
+            # It is a request only once the start is accepted.
+            self.excused.add((self.clients[peer], reader))
+        body = SPAWN | {"token": token, "reader": reader, "kill_on_drop": not stays}
+        self.ask(peer, Kind.SPAWN, body=body)
+
+    @precondition(lambda self: self.clients and self.router.sessions)
+    @rule(which=anyone, kind=st.sampled_from(list(COMMANDS)), session=anyone)
+    def client_commands(self, which: int, kind: Kind, session: int) -> None:
+        peer = one_of(self.clients, which)
+        self.ask(peer, kind, one_of(self.router.sessions, session))
+
+    @precondition(lambda self: self.clients and self.router.sessions)
+    @rule(which=anyone, session=anyone)
+    def client_releases(self, which: int, session: int) -> None:
+        peer = one_of(self.clients, which)
+        self.ask(peer, Kind.KILL, one_of(self.router.sessions, session), RELEASE)
+
+    def stoppable(self) -> list[tuple[int, router.Ask]]:
+        return [
+            (session.id, ask)
+            for session in self.router.sessions.values()
+            for ask, kind in session.pending.items()
+            if kind in LONG
+        ]
+
+    @precondition(lambda self: self.stoppable())
+    @rule(which=anyone)
+    def client_stops(self, which: int) -> None:
+        session, target = one_of(self.stoppable(), which)
+        if self.router.sessions[session].state is not State.LEAVING:
+            self.excused.add(target)
+        peer = self.router.peers[target.client]
+        self.ask(peer, Kind.STOP, session, {"target": target.request})
+
+    @precondition(lambda self: self.clients)
+    @rule(
+        which=anyone,
+        token=st.sampled_from("123456"),
+        what=st.sampled_from(["token", "sessions"]),
+    )
+    def client_drops(self, which: int, token: str, what: str) -> None:
+        peer = one_of(self.clients, which)
+        if what == "sessions":
+            sessions = list(self.router.sessions)
+            self.ask(peer, Kind.DROP, body={"sessions": sessions, "tokens": []})
+            return
+        key = OWNERS[peer], token
+        session = self.router.sessions.get(self.router.tokens.get(key) or 0)
+        if session is None or session.kill_on_drop:
+            self.buried.add(key)
+        self.ask(peer, Kind.DROP, body={"sessions": [], "tokens": [token]})
+
+    @precondition(lambda self: self.clients and self.router.sessions)
+    @rule(which=anyone, sessions=st.lists(anyone, max_size=4))
+    def client_kills_many(self, which: int, sessions: list[int]) -> None:
+        ids = [one_of(self.router.sessions, session) for session in sessions]
+        self.ask(one_of(self.clients, which), Kind.KILL_MANY, body=many(*ids))
+
+    @precondition(lambda self: self.clients)
+    @rule(which=anyone)
+    def client_asks_the_broker(self, which: int) -> None:
+        self.ask(one_of(self.clients, which), Kind.LIST, body={"scope": None})
+        self.ask(one_of(self.clients, which), Kind.INFO)
+
+    def foreign(self) -> list[tuple[bytes, int]]:
+        return [
+            (peer, session.id)
+            for peer in self.clients
+            for session in self.router.sessions.values()
+            if peer != OPERATOR and session.owner != OWNERS[peer]
+        ]
+
+    @precondition(lambda self: self.foreign())
+    @rule(which=anyone, kind=st.sampled_from(list(COMMANDS)))
+    def a_foreign_session_is_as_if_absent(self, which: int, kind: Kind) -> None:
+        peer, session = one_of(self.foreign(), which)
+        seen = []
+        for number in (session, 1):
+            message = self.world.message(peer, kind, number)
+            (action,) = self.happen(FromClient(peer, message))
+            assert isinstance(action, ToClient)
+            seen.append(action.message._replace(request=0, session=0))
+        assert seen[0] == seen[1]
+        assert seen[0].body["code"] == errors.SessionNotFound.code
+
+    @rule(seconds=st.sampled_from([1.0, 6.0]), renew=st.sets(st.sampled_from([A, B])))
+    def time_passes(self, seconds: float, renew: set[bytes]) -> None:
+        self.world.now += seconds
+        for peer in sorted(renew):
+            self.happen(LeaseRenewed(peer))
+        self.happen(Tick())
+        due = self.router.next_deadline()
+        assert due is None or due > self.world.now, "the loop would spin"
+
+    # -- workers and their pool --------------------------------------------------
+
+    def ready(self) -> list[int]:
+        return [
+            n for n, worker in self.workers.items() if worker.forked and worker.inbox
+        ]
+
+    @precondition(lambda self: self.ready())
+    @rule(which=anyone, commands=st.integers(1, 9), works=st.sampled_from([1, 1, 0]))
+    def worker_takes_commands(self, which: int, commands: int, works: int) -> None:
+        number = one_of(self.ready(), which)
+        for _ in range(commands):
+            if number in self.workers and self.workers[number].inbox:
+                self.work(number, works=bool(works))
+
+    def with_session(self) -> list[int]:
+        return [number for number, worker in self.workers.items() if worker.session]
+
+    @precondition(lambda self: self.with_session())
+    @rule(which=anyone, what=st.sampled_from(["exited", "closed", "idle", "answer"]))
+    def worker_says_something(self, which: int, what: str) -> None:
+        number = one_of(self.with_session(), which)
+        worker = self.workers[number]
+        if what == "answer" and worker.asked:
+            self.answer_late(number, worker.asked.pop(0))
+        elif worker.released:
+            self.finish(number)
+        else:
+            kind = Kind.EXITED if what == "exited" else Kind.CLOSED
+            end = Message(kind, 0, 0, worker.session, EPOCH, 0.0, STATUS)
+            self.say(number, end)
+
+    def answer_late(self, number: int, message: Message) -> None:
+        if message.kind is Kind.OPEN:
+            self.say(number, message.reply(Kind.CLOSED, STATUS))
+        else:
+            self.say(number, message.reply(Kind.REPLY))
+
+    @rule(
+        which=anyone,
+        what=st.sampled_from(["client", "worker", "fork", "pool", "nothing"]),
+        proven=st.booleans(),
+    )
+    def disaster(self, which: int, what: str, proven: bool) -> None:
+        fresh = [n for n, w in self.workers.items() if not (w.session or w.released)]
+        if what == "client" and self.clients:
+            self.client_goes(one_of(self.clients, which))
+        elif what == "worker" and self.workers:
+            self.happen(WorkerGone(one_of(self.workers, which), 0, proven))
+        elif what == "fork" and fresh:
+            self.happen(WorkerGone(one_of(fresh, which), 11, True))
+        elif what == "pool":
+            self.pool = False
+            self.happen(PoolGone())
+            assert not self.router.slots
+
+    def client_goes(self, peer: bytes) -> None:
+        number = self.clients.pop(peer)
+        self.excused |= {key for key in self.open if key[0] == number}
+        self.happen(ClientGone(peer))
+
+    @precondition(lambda self: not self.pool)
+    @rule()
+    def pool_comes(self) -> None:
+        self.pool = True
+        for worker in self.workers.values():
+            worker.forked = True
+        self.happen(PoolReady())
+
+    def say(self, worker: int, message: Message) -> None:
+        self.happen(FromWorker(worker, message))
+
+    def work(self, number: int, *, works: bool = True) -> None:
+        """Let a worker take its next command, as a real one would."""
+        worker = self.workers[number]
+        message = worker.inbox.popleft()
+        if message.kind is Kind.START:
+            self.begin(number, message, works=works)
+        elif message.session != worker.session:
+            if message.request:
+                self.say(number, message.reply(Kind.ERROR, NOT_FOUND))
+        elif message.kind is Kind.KILL:
+            worker.released |= message.body["release"]
+            if message.request:
+                self.say(number, message.reply(Kind.REPLY, {"receipt": [1, 1, []]}))
+        elif message.kind is Kind.STOP:
+            target = message.client, message.body["target"]
+            worker.asked = [m for m in worker.asked if (m.client, m.request) != target]
+            if message.request:
+                self.say(number, message.reply(Kind.REPLY))
+        elif message.request and (message.kind in LONG or not works):
+            worker.asked.append(message)
+        elif message.request:
+            self.say(number, message.reply(Kind.REPLY))
+
+    def begin(self, number: int, message: Message, *, works: bool) -> None:
+        worker = self.workers[number]
+        assert worker.session == 0, "it has a session already"
+        if not works:
+            body = {"code": errors.SpawnFailed.code, "values": [2, "exec", ""]}
+            self.say(number, message.reply(Kind.ERROR, body))
+            self.say(number, Message(Kind.IDLE, 0, 0, message.session, EPOCH))
+            return
+        worker.session = message.session
+        reader = message.body["reader"]
+        if reader is not None:
+            opened = message._replace(kind=Kind.OPEN, request=reader, payload=None)
+            worker.asked.append(opened)
+        self.say(number, message.reply(Kind.REPLY, {"pid": 5}))
+
+    def finish(self, number: int) -> None:
+        """Let a worker whose session was released go idle."""
+        worker = self.workers[number]
+        for message in worker.asked:
+            self.say(number, message.reply(Kind.ERROR, NOT_FOUND))
+        session, worker.session = worker.session, 0
+        worker.released = False
+        worker.asked = []
+        self.say(number, Message(Kind.IDLE, 0, 0, session, EPOCH))
+
+    # -- laws --------------------------------------------------------------------
+
+    @invariant()
+    def a_request_is_answered_at_most_once(self) -> None:
+        assert all(count == 1 for count in self.answered.values())
+
+    @invariant()
+    def a_token_starts_at_most_once(self) -> None:
+        assert all(count == 1 for count in self.starts.values())
+
+    @invariant()
+    def a_token_lives_as_long_as_its_session(self) -> None:
+        living = [number for number in self.router.tokens.values() if number]
+        assert sorted(living) == sorted(self.router.sessions)
+
+    @invariant()
+    def what_a_worker_runs_is_known_and_its_own(self) -> None:
+        for number, worker in self.workers.items():
+            if worker.session:
+                assert self.router.sessions[worker.session].worker == number
+                assert self.router.slots[number] == worker.session
+
+    @invariant()
+    def a_worker_has_one_session_and_a_session_one_worker(self) -> None:
+        bound = [number for number in self.router.slots.values() if number]
+        assert len(bound) == len(set(bound))
+        for session in self.router.sessions.values():
+            if session.state is State.LOST:
+                assert session.worker not in self.router.slots
+            else:
+                assert self.router.slots[session.worker] == session.id
+        idle = self.router.idle
+        assert len(idle) == len(set(idle))
+        assert {n for n, bound in self.router.slots.items() if bound is None} == set(
+            idle
+        )
+
+    @invariant()
+    def the_router_knows_the_workers_that_there_are(self) -> None:
+        assert self.router.slots.keys() == self.workers.keys()
+
+    @invariant()
+    def whoever_lost_its_owner_is_being_killed(self) -> None:
+        owners = set(self.router.peers)
+        for session in self.router.sessions.values():
+            if session.state is State.LEAVING:
+                assert session.id in self.released
+            elif session.kill_on_drop:
+                assert session.client in owners
+
+    @invariant()
+    def pending_requests_have_somebody_who_waits(self) -> None:
+        for session in self.router.sessions.values():
+            for ask, kind in session.pending.items():
+                if ask.client == 0:
+                    assert session.id in self.router.batches[ask.request].missing
+                    continue
+                assert ask.client in self.router.peers or kind is Kind.SPAWN
+                assert self.answered[ask] == 0
+
+    @invariant()
+    def there_are_no_more_sessions_than_there_may_be(self) -> None:
+        assert len(self.router.sessions) <= self.router.capacity
+
+    def teardown(self) -> None:
+        """Let everything come to rest: then every request has its answer."""
+        if not hasattr(self, "world"):
+            return
+        self.pool_comes()
+        while busy := self.ready():
+            self.work(busy[0])
+        for number, worker in list(self.workers.items()):
+            if worker.released:
+                self.finish(number)
+            elif worker.session:
+                self.happen(WorkerGone(number, 0, True))
+        waiting = self.open.keys() - self.answered.keys() - self.excused
+        assert not waiting, {self.open[key] for key in waiting}
+        self.every_invariant_once_more()
+        for peer in list(self.clients):
+            self.client_goes(peer)
+        assert not [s for s in self.router.sessions.values() if s.client]
+        assert not [s for s in self.router.sessions.values() if s.state in LIVE]
+
+    def every_invariant_once_more(self) -> None:
+        self.a_request_is_answered_at_most_once()
+        self.a_worker_has_one_session_and_a_session_one_worker()
+        self.whoever_lost_its_owner_is_being_killed()
+        self.pending_requests_have_somebody_who_waits()
+
+
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(stateful_step_count=60)
