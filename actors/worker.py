@@ -52,7 +52,8 @@ class Worker:
         self.wake, wake_write = os.pipe()
         for fd in (self.wake, wake_write):
             os.set_blocking(fd, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        # SIGCHLD has the pool's handler. Setting it again would cost each worker 100 KiB:
+        # the enum code that it runs lies on pages that are shared until then.
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         self.lease_check = 0.0
 
