@@ -9,7 +9,7 @@ lost              noticed by
 ================  ==========================================
 broker            end of file on the leg
 pool, supervisor  end of file on the control pair
-broker hangs      its stamp on the shared lease page is old
+broker hangs      the pool, which watches the lease page for all, closes the pair
 ================  ==========================================
 
 Everything the child starts and abandons becomes a child of this process (it is a
@@ -27,7 +27,7 @@ from typing import Any, Final, NoReturn
 from actors.buffer import Cursor
 from actors.outlet import Ask
 from actors.session import Session, read_launch
-from broker import errors, lease, tree
+from broker import errors, tree
 from broker.pipe import Leg, LegClosed
 from broker.wire import BULK, Kind, Message
 
@@ -42,20 +42,18 @@ END_TIMEOUT: Final = 5.0
 class Worker:
     """The actor: its leg, its session, its clock."""
 
-    def __init__(self, leg: Leg, control: int, stamp: lease.Page) -> None:
+    def __init__(self, leg: Leg, control: int) -> None:
         self.leg = leg
         self.control = control
-        self.stamp = stamp
         self.session: Session | None = None
         self.poller = select.poll()
         self.watching: dict[int, int] = {}
         self.wake, wake_write = os.pipe()
         for fd in (self.wake, wake_write):
             os.set_blocking(fd, False)
-        # SIGCHLD has the pool's handler. Setting it again would cost each worker 100 KiB:
-        # the enum code that it runs lies on pages that are shared until then.
+        # SIGCHLD has the pool's handler. Setting it again would cost each worker
+        # 100 KiB: the enum code that it runs lies on pages that are shared until then.
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        self.lease_check = 0.0
 
     # -- the leg, as the session sees it ----------------------------------------
 
@@ -133,8 +131,9 @@ class Worker:
         if self.session is None:
             return None
         due = self.session.next_deadline()
-        ends = self.lease_check if due is None else min(due, self.lease_check)
-        return max(0, int((ends - time.monotonic()) * 1000) + 1)
+        if due is None:
+            return None
+        return max(0, int((due - time.monotonic()) * 1000) + 1)
 
     def _on_leg(self) -> None:
         for message, _fds in self.leg.receive():
@@ -148,19 +147,6 @@ class Worker:
         due = session.next_deadline()
         if due is not None and due <= now:
             session.tick(now)
-        if now >= self.lease_check:
-            self._check_lease(now)
-
-    def _check_lease(self, now: float) -> None:
-        """End everything when the broker has not stamped the page for a whole lease.
-
-        A late check of our own (a stopped machine, a stopped worker) proves nothing:
-        the page is looked at again one renewal later before anything is killed.
-        """
-        late = now - self.lease_check > lease.RENEWAL
-        self.lease_check = now + lease.RENEWAL
-        if not late and self.stamp.age(now) > lease.DURATION:
-            raise LegClosed
 
     # -- commands ---------------------------------------------------------------
 
@@ -188,7 +174,6 @@ class Worker:
             self._idle(message.session, message.epoch)
             return
         self.session = session
-        self.lease_check = time.monotonic() + lease.RENEWAL
         reader = message.body["reader"]
         if reader is not None:
             first = Ask(ask.client, reader)
@@ -264,7 +249,7 @@ def end_tree(timeout: float) -> bool:
     return True
 
 
-def main(leg: int, control: int, stamp: lease.Page) -> NoReturn:
+def main(leg: int, control: int) -> NoReturn:
     """Be a worker on these descriptors; called by the pool right after its fork."""
     tree.become_subreaper()
-    Worker(Leg(_socket.socket(fileno=leg)), control, stamp).run()
+    Worker(Leg(_socket.socket(fileno=leg)), control).run()
