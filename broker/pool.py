@@ -9,7 +9,9 @@ orphan of a dead worker*, killed with everything below it. A worker is reported 
 only when it is reaped and no orphan is left.
 
 Losing the supervisor (end of file on `lifeline`) ends it: each worker sees the end of
-its own control pair and ends its tree; what remains is swept.
+its own control pair and ends its tree; what remains is swept. It closes the control
+pairs as well when the broker hangs: that one process looks at the lease page, instead
+of every worker, is what lets hundreds of idle sessions cost nothing.
 """
 
 import _socket
@@ -35,7 +37,7 @@ PROOF_TIMEOUT: Final = 5.0
 SWEEP_PAUSE: Final = 1
 """Milliseconds between walks while orphans are left (exits also trigger one)."""
 
-Main = Callable[[int, int, lease.Page], NoReturn]
+Main = Callable[[int, int], NoReturn]
 
 
 class Pool:
@@ -52,6 +54,7 @@ class Pool:
         self.broker_gone = False
         self.soft_limit = raise_file_limit()
         self.wake = wake_on_child()
+        self.lease_check = time.monotonic() + lease.RENEWAL
 
     def run(self) -> None:
         """Serve until the supervisor is gone, then see every worker off."""
@@ -59,7 +62,7 @@ class Pool:
         for fd in (self.leg.fileno(), self.lifeline, self.wake):
             poller.register(fd, select.POLLIN)
         while True:
-            ready = dict(poller.poll(SWEEP_PAUSE if self.lost else None))
+            ready = dict(poller.poll(self._timeout()))
             if self.lifeline in ready:
                 break
             if self.wake in ready:
@@ -68,7 +71,27 @@ class Pool:
                 poller.unregister(self.leg.fileno())
             self._reap()
             self._sweep()
+            self._check_lease(time.monotonic())
         self._end()
+
+    def _timeout(self) -> int:
+        if self.lost:
+            return SWEEP_PAUSE
+        return max(0, int((self.lease_check - time.monotonic()) * 1000) + 1)
+
+    def _check_lease(self, now: float) -> None:
+        """End every worker when the broker has not stamped the page for a whole lease.
+
+        A late check of our own (a stopped machine, a stopped pool) proves nothing: the
+        page is looked at again one renewal later before anything is killed.
+        """
+        if now < self.lease_check:
+            return
+        late = now - self.lease_check > lease.RENEWAL
+        self.lease_check = now + lease.RENEWAL
+        if not late and self.stamp.age(now) > lease.DURATION:
+            for _, control in self.workers.values():
+                control.close()
 
     # -- forking ----------------------------------------------------------------
 
@@ -102,7 +125,7 @@ class Pool:
             close_all_but(leg, control)
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (self.soft_limit, hard))
-            self.main(leg, control, self.stamp)
+            self.main(leg, control)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:

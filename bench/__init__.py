@@ -1,0 +1,1 @@
+"""Measures creche beside its rivals, in the same run: `python -m bench`."""
