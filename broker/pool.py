@@ -99,7 +99,10 @@ class Pool:
         """Carry out what the broker asks; False once the broker is gone."""
         try:
             for message, fds in self.leg.receive():
-                self._fork(message.body["worker"], fds[0])
+                if message.kind is Kind.FORK:
+                    self._fork(message.body["worker"], fds[0])
+                elif message.kind is Kind.CONDEMN:
+                    self._condemn(message.body["worker"])
         except LegClosed:
             self.broker_gone = True
         return not self.broker_gone
@@ -131,6 +134,12 @@ class Pool:
         finally:
             sys.stderr.flush()
             os._exit(70)
+
+    def _condemn(self, worker: int) -> None:
+        """Kill a worker that stands still; what it leaves is swept as ever."""
+        for pid, (number, _) in self.workers.items():
+            if number == worker:
+                tree.signal_child(pid, signal.SIGKILL)
 
     # -- losing -----------------------------------------------------------------
 

@@ -18,6 +18,8 @@ Theory of operation
   worker's loss answers all that are pending. Readers are pending until CLOSED.
 * A drop (owner gone, handle collected, spawn cancelled) sends KILL with `release` and
   leaves a tombstone for the spawn's token: a retry never starts a second child.
+* A worker that does not answer START within `START_TIMEOUT`, or a KILL within the time
+  it was given and a margin, stands still: the pool kills it, and its tree with it.
 * Commands of another epoch, or past their deadline, are refused and never forwarded.
 
 ========  =====================================  =====================================
@@ -47,6 +49,10 @@ TOMBSTONES: Final = 8192
 """Spawn tokens remembered after their session: bounds memory, oldest go first."""
 IDLE_WORKERS: Final = 64
 """Idle workers kept for re-use; more are retired (about 0.9 MiB each)."""
+START_TIMEOUT: Final = 30.0
+"""Seconds that a worker may take to start a child: exec may wait for a slow disk."""
+HUNG_MARGIN: Final = 1.0
+"""Seconds that a worker may be late with the answer to a KILL."""
 DROP_TIMEOUT: Final = 5.0
 """Seconds a worker may take to prove a dropped tree gone."""
 
@@ -149,7 +155,13 @@ class Retire(NamedTuple):
     worker: int
 
 
-Action = ToClient | ToWorker | Fork | Retire
+class Condemn(NamedTuple):
+    """Have the pool kill this worker: it stands still."""
+
+    worker: int
+
+
+Action = ToClient | ToWorker | Fork | Retire | Condemn
 
 
 class State(Enum):
@@ -234,6 +246,7 @@ class Router:
         self.slots: dict[int, int | None] = {}
         self.idle: list[int] = []
         self.tokens: OrderedDict[tuple[bytes, str], int | None] = OrderedDict()
+        self.due: dict[int, float] = {}
         self.batches: dict[int, Batch] = {}
         self._last_batch = 0
         self._last_client = 0
@@ -268,6 +281,7 @@ class Router:
                 self._refill()
             case Tick():
                 self._expire_leases()
+                self._condemn_late()
             case _:
                 assert_never(event)
         return self._out
@@ -275,7 +289,7 @@ class Router:
     def next_deadline(self) -> float | None:
         """Return when a `Tick` is wanted, None while nothing is due."""
         ends = [c.lease_ends for c in self.clients.values() if c.lease_ends is not None]
-        return min(ends, default=None)
+        return min([*ends, *self.due.values()], default=None)
 
     # -- clients ----------------------------------------------------------------
 
@@ -406,6 +420,7 @@ class Router:
         self.sessions[session.id] = session
         self.slots[session.worker] = session.id
         self.tokens[key] = session.id
+        self.due[session.id] = self._now + START_TIMEOUT
         session.pending[Ask(client.id, message.request)] = Kind.SPAWN
         if message.body["reader"] is not None:
             session.pending[Ask(client.id, message.body["reader"])] = Kind.OPEN
@@ -541,8 +556,27 @@ class Router:
         if message.kind is Kind.STOP:
             self._stopped(session, Ask(ask.client, message.body["target"]))
         self._tell(session, message)
-        if message.kind is Kind.KILL and message.body["release"]:
-            session.state = State.LEAVING
+        if message.kind is Kind.KILL:
+            self._expect_end(session, message)
+            if message.body["release"]:
+                session.state = State.LEAVING
+
+    def _expect_end(self, session: Session, kill: Message) -> None:
+        patience = kill.body["timeout"] + (kill.body["grace"] or 0.0) + HUNG_MARGIN
+        ends = self._now + patience
+        self.due[session.id] = max(ends, self.due.get(session.id, ends))
+
+    def _expect_no_more(self, session: Session) -> None:
+        """Stop waiting for a worker, unless it was asked to end its tree."""
+        killing = Kind.KILL in session.pending.values()
+        if not killing and session.state is not State.LEAVING:
+            self.due.pop(session.id, None)
+
+    def _condemn_late(self) -> None:
+        for number, ends in list(self.due.items()):
+            if ends <= self._now:
+                del self.due[number]
+                self._out.append(Condemn(self.sessions[number].worker))
 
     def _stopped(self, session: Session, target: Ask) -> None:
         """Expect no answer any more: the worker gives none to what was stopped."""
@@ -582,10 +616,12 @@ class Router:
             "release": True,
         }
         kill = Message(Kind.KILL, 0, 0, session.id, self.epoch, 0.0, body)
+        self._expect_end(session, kill)
         self._tell(session, kill)
 
     def _forget(self, session: Session) -> None:
         self.sessions.pop(session.id, None)
+        self.due.pop(session.id, None)
         self._bury(session.owner, session.token)
 
     def _bury(self, owner: bytes, token: str) -> None:
@@ -624,6 +660,8 @@ class Router:
             asked = session.pending.pop(Ask(message.client, message.request), None)
             if asked is Kind.SPAWN:
                 self._spawn_answered(session, message)
+            if asked in (Kind.SPAWN, Kind.KILL):
+                self._expect_no_more(session)
             if asked is None or not message.request:
                 return None  # nobody waits for it, or no more
             if message.client == 0:
@@ -692,6 +730,7 @@ class Router:
             self._forget(session)
             return
         session.state = State.LOST
+        self.due.pop(session.id, None)
         session.proven = proven
         peer = self.peers.get(session.client)
         if peer is not None:

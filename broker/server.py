@@ -168,6 +168,8 @@ class Server:
                 self._fork(worker)
             case router.Retire(worker):
                 self._close_leg(worker)
+            case router.Condemn(worker):
+                self._condemn(worker)
 
     # -- clients ----------------------------------------------------------------
 
@@ -320,6 +322,11 @@ class Server:
             self.pool.send(message, fds=(theirs.fileno(),))
             theirs.close()
         self._watch_writes(self.pool)
+
+    def _condemn(self, worker: int) -> None:
+        if self.pool is not None:
+            self.pool.send(Message(Kind.CONDEMN, body={"worker": worker}))
+            self._watch_writes(self.pool)
 
     def _tell(self, worker: int, message: Message) -> None:
         leg = self.legs.get(worker)

@@ -93,6 +93,7 @@ class Kind(IntEnum):
     GONE = 71
     POOL = 72
     POOL_GONE = 73
+    CONDEMN = 74
 
 
 class Message(NamedTuple):
@@ -287,6 +288,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.GONE: Shape({"worker": _whole(1), "errno": _whole(), "proven": _flag}),
     Kind.POOL: Shape({}),
     Kind.POOL_GONE: Shape({}),
+    Kind.CONDEMN: Shape({"worker": _whole(1)}),
 }
 
 
