@@ -18,13 +18,7 @@ from broker import pool, supervisor
 ACTORS = Path(actors.__file__).parent
 BROKER = Path(broker.__file__).parent
 SOURCES = sorted([*ACTORS.rglob("*.py"), *BROKER.rglob("*.py")])
-SIGNALLERS = {
-    "os.kill",
-    "os.killpg",
-    "signal.pidfd_send_signal",
-    "signal.pthread_kill",
-    "signal.raise_signal",
-}
+SIGNALLERS = {"os.kill", "os.killpg", "signal.pidfd_send_signal"}
 HEAVY = {"asyncio", "multiprocess", "psutil", "zmq"}
 every_source = pytest.mark.parametrize(
     "source", SOURCES, ids=lambda p: f"{p.parent.name}/{p.name}"
@@ -98,7 +92,7 @@ def test_the_heavy_modules_can_be_found_where_a_worker_imports_from() -> None:
 def test_the_worker_that_the_supervisor_names_exists() -> None:
     module, name = supervisor.WORKER.split(":")
     main = getattr(import_module(module), name)
-    assert list(inspect.signature(main).parameters) == ["leg", "control", "stamp"]
+    assert list(inspect.signature(main).parameters) == ["leg", "control"]
     assert callable(pool.main)
 
 

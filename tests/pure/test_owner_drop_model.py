@@ -24,7 +24,7 @@ MECHANISMS: Final = frozenset(
     {
         "client watch",  # the broker notices that the client's process is gone
         "broker watch",  # the worker sees the end of its leg
-        "lease",  # the worker sees that its broker stamps the page no more
+        "lease",  # the pool sees that the broker stamps the page no more
         "sweep",  # the pool kills what a dead worker leaves behind
         "dedupe",  # a spawn with a known token is answered, not started
         "tombstones",  # a spawn with a token that is over is refused
@@ -175,10 +175,10 @@ def worker_sees_its_leg_end(s: State, on: Mechanisms) -> Iterator[Step]:
         yield "worker sees its leg end", replace(s, worker="ended", children=0)
 
 
-def worker_lease_runs_out(s: State, on: Mechanisms) -> Iterator[Step]:
+def lease_runs_out(s: State, on: Mechanisms) -> Iterator[Step]:
     if "lease" in on and s.broker != "up" and s.worker == "up":
         ended = replace(s, worker="ended", children=0, to_worker=())
-        yield "worker's lease runs out", ended
+        yield "the broker's lease runs out", ended
 
 
 def pool_reaps(s: State, on: Mechanisms) -> Iterator[Step]:
@@ -229,7 +229,7 @@ ENGINE: Final[tuple[Rule, ...]] = (
     broker_notices,
     worker_takes,
     worker_sees_its_leg_end,
-    worker_lease_runs_out,
+    lease_runs_out,
     pool_reaps,
 )
 
