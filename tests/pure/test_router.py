@@ -17,10 +17,14 @@ from hypothesis.stateful import (
 
 from broker import errors, router
 from broker.router import (
+    DROP_TIMEOUT,
     FIRST_SESSION,
+    HUNG_MARGIN,
     LIVE,
+    START_TIMEOUT,
     Action,
     ClientGone,
+    Condemn,
     Event,
     Fork,
     FromClient,
@@ -870,6 +874,66 @@ def test_without_leases_nothing_is_due(world: World) -> None:
     assert world.router.next_deadline() is None
 
 
+# Workers that stand still
+
+
+def test_a_worker_that_does_not_start_is_condemned() -> None:
+    world = World()
+    world.hello(A)
+    _, worker, _ = world.spawn()
+    assert world.router.next_deadline() == 50.0 + START_TIMEOUT
+    world.now += START_TIMEOUT
+    assert world.happen(Tick()) == [Condemn(worker)]
+    assert world.happen(Tick()) == []
+    (_, answer) = world.happen(WorkerGone(worker, 0, True))
+    assert isinstance(refusal([answer]), errors.WorkerLost)
+
+
+def test_a_worker_that_does_not_answer_a_kill_is_condemned(world: World) -> None:
+    session, worker = world.started()
+    assert world.router.next_deadline() is None
+    world.ask(A, Kind.KILL, session, KILL | {"grace": 2.0, "timeout": 3.0})
+    assert world.router.next_deadline() == 55.0 + HUNG_MARGIN
+    world.ask(A, Kind.KILL, session, KILL | {"timeout": 1.0})
+    world.now = 55.0 + HUNG_MARGIN
+    assert world.happen(Tick()) == [Condemn(worker)]
+
+
+def test_a_worker_that_answers_its_last_kill_is_not_waited_for(world: World) -> None:
+    session, worker = world.started()
+    asked = [world.message(A, Kind.KILL, session) for _ in range(2)]
+    for message in asked:
+        world.happen(FromClient(A, message))
+    for message in asked:
+        assert world.router.next_deadline() is not None
+        world.say(worker, message.reply(Kind.REPLY, {"receipt": [1, 1, []]}))
+    assert world.router.next_deadline() is None
+
+
+def test_a_worker_that_does_not_go_idle_is_condemned(world: World) -> None:
+    session, worker = world.started()
+    release = world.message(A, Kind.KILL, session, RELEASE)
+    world.happen(FromClient(A, release))
+    world.say(worker, release.reply(Kind.REPLY, {"receipt": [1, 1, []]}))
+    assert world.router.next_deadline() == 55.0 + HUNG_MARGIN
+    world.idle(worker, session)
+    assert world.router.next_deadline() is None
+
+
+def test_a_worker_that_does_not_end_what_was_dropped_is_condemned(world: World) -> None:
+    _, worker = world.started()
+    world.happen(ClientGone(A))
+    world.now += DROP_TIMEOUT + HUNG_MARGIN
+    assert world.happen(Tick()) == [Condemn(worker)]
+
+
+def test_a_lost_worker_is_not_waited_for(world: World) -> None:
+    session, worker = world.started()
+    world.ask(A, Kind.KILL, session)
+    world.happen(WorkerGone(worker, 0, True))
+    assert world.router.next_deadline() is None
+
+
 # Workers
 
 
@@ -1057,6 +1121,9 @@ class Traffic(RuleBasedStateMachine):
                 self.workers[worker] = FakeWorker(forked=self.pool)
             case Retire(worker):
                 self.workers.pop(worker, None)
+            case Condemn(worker):
+                assert worker in self.workers
+                self.happen(WorkerGone(worker, 0, True))
             case ToWorker(worker, message):
                 self.deliver(worker, message)
             case ToClient(peer, message):
@@ -1099,7 +1166,7 @@ class Traffic(RuleBasedStateMachine):
     @precondition(lambda self: len(self.clients) < len(OWNERS))
     @rule(which=anyone, lease=st.sampled_from([0.0, 5.0]))
     def client_comes(self, which: int, lease: float) -> None:
-        self.connect(one_of(OWNERS.keys() - self.clients.keys(), which), lease)
+        self.connect(one_of(sorted(OWNERS.keys() - self.clients.keys()), which), lease)
 
     @precondition(lambda self: self.clients)
     @rule(
@@ -1199,7 +1266,10 @@ class Traffic(RuleBasedStateMachine):
         assert seen[0] == seen[1]
         assert seen[0].body["code"] == errors.SessionNotFound.code
 
-    @rule(seconds=st.sampled_from([1.0, 6.0]), renew=st.sets(st.sampled_from([A, B])))
+    @rule(
+        seconds=st.sampled_from([1.0, 6.0, 40.0]),
+        renew=st.sets(st.sampled_from([A, B])),
+    )
     def time_passes(self, seconds: float, renew: set[bytes]) -> None:
         self.world.now += seconds
         for peer in sorted(renew):
@@ -1389,6 +1459,14 @@ class Traffic(RuleBasedStateMachine):
                 assert self.answered[ask] == 0
 
     @invariant()
+    def whoever_must_answer_has_a_deadline(self) -> None:
+        for session in self.router.sessions.values():
+            must = {Kind.SPAWN, Kind.KILL} & set(session.pending.values())
+            if must or session.state is State.LEAVING:
+                assert session.id in self.router.due
+        assert self.router.due.keys() <= self.router.sessions.keys()
+
+    @invariant()
     def there_are_no_more_sessions_than_there_may_be(self) -> None:
         assert len(self.router.sessions) <= self.router.capacity
 
@@ -1420,4 +1498,4 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(stateful_step_count=60)
+TestTraffic.settings = settings(stateful_step_count=60, deadline=None)
