@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from broker import tree
 from tests.helpers import NOT_BLOCKED, eventually
 
+settings.register_profile("patient", deadline=None)  # a busy machine proves nothing
+settings.load_profile("patient")
 tree.become_subreaper()  # whatever escapes an engine shows up as our own child
 
 
