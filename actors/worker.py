@@ -33,8 +33,6 @@ from broker.wire import BULK, Kind, Message
 
 CONGESTED: Final = 256 * 1024
 """Bytes queued on the leg from which on bulk output waits in the log."""
-BULKY: Final = 64 * 1024
-"""Bytes queued on the leg from which on waiting for more messages saves nothing."""
 END_TIMEOUT: Final = 5.0
 """Seconds to end the tree after a lifeline broke; the pool's sweep is behind it."""
 
@@ -58,18 +56,11 @@ class Worker:
     # -- the leg, as the session sees it ----------------------------------------
 
     def send(self, message: Message) -> None:
-        """Send over the leg with this turn's other messages.
-
-        One call and one wake-up of the broker for all of them: a run makes five, and
-        each wake-up of another processor takes 50 us. A reader's own messages keep
-        their order.
-        """
+        """Send over the leg; a reader's own messages keep their order."""
         in_order = message.kind in BULK or (
             message.request and message.kind in (Kind.EXITED, Kind.CLOSED)
         )
-        self.leg.put(message, urgent=not in_order)
-        if self.leg.queued >= BULKY:
-            self.leg.flush()
+        self.leg.send(message, urgent=not in_order)
 
     def room(self) -> bool:
         """Return whether the leg takes more bulk output now."""
@@ -99,15 +90,7 @@ class Worker:
             elif self.session is not None:
                 self.session.ready(fd, time.monotonic())
         self._on_time()
-        self._flush()
         self._release()
-
-    def _flush(self) -> None:
-        """Write the turn's messages; go on with bulk output while the leg takes all."""
-        congested = not self.room()
-        while self.leg.queued and self.leg.flush() and congested and self.session:
-            self.session.pump()
-            congested = not self.room()
 
     def _watch(self) -> None:
         leg_events = select.POLLIN | (select.POLLOUT if self.leg.queued else 0)
@@ -136,8 +119,12 @@ class Worker:
         return max(0, int((due - time.monotonic()) * 1000) + 1)
 
     def _on_leg(self) -> None:
+        congested = not self.room()
+        self.leg.flush()
         for message, _fds in self.leg.receive():
             self._command(message)
+        if congested and self.room() and self.session is not None:
+            self.session.pump()
 
     def _on_time(self) -> None:
         session = self.session
@@ -195,7 +182,6 @@ class Worker:
             session.finish()
             self.session = None
             self._idle(session.number, session.epoch)
-            self.leg.flush()
 
     # -- reaping ----------------------------------------------------------------
 

@@ -30,7 +30,6 @@ import os
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice, takewhile
 from typing import Final
 
 from broker import wire
@@ -50,8 +49,6 @@ _SEND_BUFFER: Final = 256 * 1024
 # 64 KiB payloads one way: 1.3 GB/s with 64 KiB, 2.0 to 3.2 with 256, no more with 1024;
 # and what lies in the kernel can no longer be overtaken. net.core.wmem_max clamps it.
 _SCRATCH_SIZE: Final = 128 * 1024
-_BATCH: Final = 64
-"""Frames in one system call, at three parts each far below the kernel's IOV_MAX."""
 _STARTED, _URGENT, _ORDINARY = range(3)
 _INT: Final = struct.Struct("i")
 _ANCILLARY: Final = _socket.CMSG_SPACE(MAX_FDS * 4)
@@ -157,43 +154,20 @@ class Leg:
             lane = _STARTED if written else _URGENT if urgent else _ORDINARY
             self._queue(lane, left, () if written else fds)
 
-    def put(self, message: wire.Message, *, urgent: bool = False) -> None:
-        """Queue `message` for the next `flush`, which writes many in one call.
-
-        Raises:
-            ProtocolError: the message is over the limits.
-        """
-        parts = _encode(message, 0)
-        if not self._lost:
-            self._queue(_URGENT if urgent else _ORDINARY, _after(parts, 0), ())
-
     def flush(self) -> bool:
         """Write queued frames; return True when nothing is left."""
-        while batch := self._batch():
-            parts = [part for frame in batch for part in frame.parts]
-            written = self._write(parts, batch[0].fds)
+        while lane := next(filter(None, self._lanes), None):
+            frame = lane[0]
+            written = self._write(frame.parts, frame.fds)
             if not written:
                 break
-            self._wrote(written)
-        return not self.queued
-
-    def _batch(self) -> list[_Frame]:
-        """Return the next frames in order; descriptors go with a call's first byte."""
-        frames = list(islice(chain(*self._lanes), _BATCH))
-        return frames[:1] + list(takewhile(lambda frame: not frame.fds, frames[1:]))
-
-    def _wrote(self, written: int) -> None:
-        self.queued -= written
-        while written:
-            lane = next(filter(None, self._lanes))
-            frame = lane.popleft()
+            lane.popleft()
             frame.close_fds()  # they left with the first byte
-            size = sum(map(len, frame.parts))
-            if written < size:
-                frame.parts = _after(frame.parts, written)
+            self.queued -= written
+            frame.parts = _after(frame.parts, written)
+            if frame.parts:
                 self._lanes[_STARTED].append(frame)
-                return
-            written -= size
+        return not self.queued
 
     def receive(self) -> Iterator[Incoming]:
         """Read once; yield every message that is now complete.
