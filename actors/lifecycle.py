@@ -10,7 +10,7 @@ event        RUNNING                     EXITED                      CLOSED
 LeaderExited Report; EXITED              (impossible)                (impossible)
 TreeEmpty    (impossible)                answer kills, stop sweep    the same
 StreamDone   noted                       last one: Close             (impossible)
-Held         noted                       grace stands still          ignored
+Held         idle timer stands still     grace stands still          ignored
 Output       idle timer restarts         ignored                     ignored
 Kill         TERM+CONT, or Sweep         Sweep; empty: Answer        the same
 Interrupted  noted for the cause         ignored                     ignored
@@ -194,7 +194,7 @@ class Lifecycle:
             case Held(held):
                 self._hold(held=held)
             case Output():
-                self._idles_out = _after(now, self.terms.idle_timeout)
+                self._start_idling()
             case Kill():
                 self._kill(event)
             case Interrupted():
@@ -259,12 +259,18 @@ class Lifecycle:
         if held is self._held:
             return
         self._held = held
+        self._start_idling()
         if held and self._grace_ends is not None:
             self._grace_left = max(0.0, self._grace_ends - self._now)
             self._grace_ends = None
         elif not held and self._grace_left is not None:
             self._grace_ends = self._now + self._grace_left
             self._grace_left = None
+
+    def _start_idling(self) -> None:
+        """Count silence anew; a child that is held back is not silent of its own."""
+        silence = None if self._held else self.terms.idle_timeout
+        self._idles_out = _after(self._now, silence)
 
     def _close_when_done(self) -> None:
         if self.state is State.EXITED and not self._open:

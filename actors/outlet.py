@@ -152,6 +152,7 @@ class Outlet:
         self.voice = voice
         self.blocking = launch.retention.kind == "block"
         self.readers: dict[Ask, Reader] = {}
+        self.holds: dict[int, set[int | str]] = {}
         self.polls: list[Poll] = []
         self.reads: list[Read] = []
 
@@ -169,7 +170,7 @@ class Outlet:
         except ValueError as error:
             raise errors.InvalidRequest("cursor", str(error)) from error
         if self.blocking:
-            self.log.hold(("poll", ask.client), cursor.sequence)
+            self._hold(ask.client, "poll", cursor.sequence)
         limit = min(body["limit"], POLL_LIMIT)
         quiet_from = now if self.log.end > cursor.sequence else None
         ends = now + body["wait"]
@@ -187,8 +188,7 @@ class Outlet:
         if offset > produced:
             raise errors.InvalidRequest("after", f"is beyond the {produced} bytes yet")
         if self.blocking:
-            key = ("read", ask.client, body["reader"])
-            self.log.hold(key, self.log.seek(stream, offset))
+            self._hold(ask.client, body["reader"], self.log.seek(stream, offset))
         limit = min(body["limit"], POLL_LIMIT)
         self.reads.append(Read(ask, stream, offset, limit, now + body["wait"]))
 
@@ -201,12 +201,12 @@ class Outlet:
         self.attach(ask, self._place(body), body, capture=body["capture"])
 
     def _place(self, body: Any) -> Cursor:
-        """Return where a new reader begins: a capture tells what it missed."""
+        """Return where a new reader begins; it is told what it missed."""
         after, log = body["after"], self.log
         if body["newest"]:
             return log.at(log.end)
         if after is None:
-            return Cursor(0, 0) if body["capture"] else log.at(log.first())
+            return Cursor(0, 0)
         if after > log.end:
             raise errors.InvalidRequest("after", f"is beyond the {log.end} bytes yet")
         return log.at(max(after, log.first()))
@@ -218,7 +218,16 @@ class Outlet:
             ask, cursor, body["chunks"], body["bytes"], lossless=lossless
         )
         if lossless:
-            self.log.hold(ask, cursor.sequence)
+            self._hold(ask.client, ask.request, cursor.sequence)
+
+    def _hold(self, client: int, name: int | str, sequence: int) -> None:
+        """Hold the log for one of a client's readers."""
+        self.holds.setdefault(client, set()).add(name)
+        self.log.hold((client, name), sequence)
+
+    def _let_go(self, client: int, name: int | str) -> None:
+        self.holds.get(client, set()).discard(name)
+        self.log.release((client, name))
 
     def credit(self, ask: Ask, body: Any) -> None:
         """Note what a reader's client has taken.
@@ -235,18 +244,27 @@ class Outlet:
             self._detach(ask)
             raise errors.InvalidRequest("credit", "is for more than was sent")
         if reader.lossless:
-            self.log.hold(ask, reader.taken)
+            self._hold(ask.client, ask.request, reader.taken)
 
     def stop(self, target: Ask) -> None:
-        """Forget a reader, a pending poll or a pending read; harmless to repeat."""
+        """Forget a reader, a pending poll or read; request 0: all of this client's."""
+        if target.request == 0:
+            self._forget_client(target.client)
+            return
         self._detach(target)
-        self.log.release(("read", target.client, target.request))
         self.polls = [poll for poll in self.polls if poll.ask != target]
         self.reads = [read for read in self.reads if read.ask != target]
 
+    def _forget_client(self, client: int) -> None:
+        self.readers = {a: r for a, r in self.readers.items() if a.client != client}
+        self.polls = [poll for poll in self.polls if poll.ask.client != client]
+        self.reads = [read for read in self.reads if read.ask.client != client]
+        for name in list(self.holds.get(client, ())):
+            self._let_go(client, name)
+
     def _detach(self, ask: Ask) -> None:
         self.readers.pop(ask, None)
-        self.log.release(ask)
+        self._let_go(ask.client, ask.request)
 
     def refuse_polls(self, error: errors.EngineError) -> None:
         """Answer pending polls and reads with an error."""

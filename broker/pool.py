@@ -34,6 +34,8 @@ END_TIMEOUT: Final = 6.0
 """Seconds that workers get to end their trees: more than they give themselves."""
 PROOF_TIMEOUT: Final = 5.0
 """Seconds after which a lost worker is reported although orphans of it survive."""
+SURVIVORS_PAUSE: Final = 1000
+"""Milliseconds between walks for orphans that did not go in that time."""
 SWEEP_PAUSE: Final = 1
 """Milliseconds between walks while orphans are left (exits also trigger one)."""
 
@@ -77,6 +79,8 @@ class Pool:
     def _timeout(self) -> int:
         if self.lost:
             return SWEEP_PAUSE
+        if self.sweep is not None:
+            return SURVIVORS_PAUSE
         return max(0, int((self.lease_check - time.monotonic()) * 1000) + 1)
 
     def _check_lease(self, now: float) -> None:
@@ -157,10 +161,10 @@ class Pool:
                 self.lost[worker] = time.monotonic()
 
     def _sweep(self) -> None:
-        if not self.lost:
-            return
-        if self.sweep is None:
+        if self.lost and self.sweep is None:
             self.sweep = tree.Sweep(self.workers.keys)
+        if self.sweep is None:
+            return
         if self.sweep.step():
             for worker in self.lost:
                 self._report(worker, 0, proven=True)

@@ -211,6 +211,8 @@ class Session:
     state: State = State.STARTING
     pending: dict[Ask, Kind] = field(default_factory=dict)
     answer: Message | None = None
+    guests: set[int] = field(default_factory=set)
+    """Clients that read it without owning it: what they hold ends with them."""
     proven: bool = False
     """Of a lost one: nothing of its tree is left."""
 
@@ -336,7 +338,7 @@ class Router:
         del self.peers[client.id]
         self._drop_all(client)
         for session in self.sessions.values():
-            self._stop_readers(session, client.id)
+            self._leave(session, client.id)
 
     def _drop_all(self, client: Client) -> None:
         for session in self._owned_by(client):
@@ -345,17 +347,17 @@ class Router:
     def _owned_by(self, client: Client) -> list[Session]:
         return [s for s in self.sessions.values() if s.client == client.id]
 
-    def _stop_readers(self, session: Session, client: int) -> None:
-        gone = [
-            ask
-            for ask, kind in session.pending.items()
-            if ask.client == client and kind is not Kind.SPAWN
-        ]  # the answer to a spawn is kept for whoever asks again with its token
-        for ask in gone:
-            if session.pending.pop(ask) is Kind.OPEN:
-                body = {"target": ask.request}
-                stop = Message(Kind.STOP, client, 0, session.id, self.epoch, 0.0, body)
-                self._tell(session, stop)
+    def _leave(self, session: Session, client: int) -> None:
+        """Take back what a client that is gone has asked of another one's session."""
+        for ask in [a for a in session.pending if a.client == client]:
+            # The answer to a spawn is kept for whoever asks again with its token.
+            if session.pending[ask] is not Kind.SPAWN:
+                del session.pending[ask]
+        if client in session.guests:
+            session.guests.discard(client)
+            body = {"target": 0}
+            stop = Message(Kind.STOP, client, 0, session.id, self.epoch, 0.0, body)
+            self._tell(session, stop)
 
     # -- commands ---------------------------------------------------------------
 
@@ -486,7 +488,7 @@ class Router:
         for token in message.body["tokens"]:
             known = self.tokens.get((client.owner, token))
             if known is not None and known in self.sessions:
-                self._drop(self.sessions[known])
+                self._drop(self.sessions[known], cancelled=True)
             else:
                 self._bury(client.owner, token)
         self._answer(client, message.reply(Kind.REPLY))
@@ -553,6 +555,8 @@ class Router:
     def _pass_on(self, session: Session, message: Message, ask: Ask) -> None:
         if message.request and message.kind is not Kind.CREDIT:
             session.pending[ask] = message.kind
+        if message.kind in _STOPPABLE and ask.client not in (0, session.client):
+            session.guests.add(ask.client)
         if message.kind is Kind.STOP:
             self._stopped(session, Ask(ask.client, message.body["target"]))
         self._tell(session, message)
@@ -596,14 +600,18 @@ class Router:
     def _tell(self, session: Session, message: Message) -> None:
         self._out.append(ToWorker(session.worker, message))
 
-    def _drop(self, session: Session) -> None:
-        """End a session whose owner is gone; harmless to repeat."""
+    def _drop(self, session: Session, *, cancelled: bool = False) -> None:
+        """End a session whose owner is gone; harmless to repeat.
+
+        One that may outlive its owner lives on, unless its spawn was cancelled: then
+        nobody knows its number.
+        """
         if session.state is State.LEAVING:
             return
         if session.state is State.LOST:
             self._forget(session)
             return
-        if not session.kill_on_drop:
+        if not session.kill_on_drop and not cancelled:
             session.client = 0
             close = Message(Kind.CLOSE_STDIN, 0, 0, session.id, self.epoch)
             self._tell(session, close)
@@ -726,7 +734,7 @@ class Router:
             self._forget(session)
             return
         self._answer_pending(session, errors.WorkerLost(), proven=proven)
-        if session.state is State.LEAVING:
+        if session.state is State.LEAVING or session.client == 0:
             self._forget(session)
             return
         session.state = State.LOST

@@ -245,7 +245,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
         }
     ),
     Kind.CREDIT: Shape({"chunks": _whole(), "sequence": _whole()}),
-    Kind.STOP: Shape({"target": _whole(1)}),
+    Kind.STOP: Shape({"target": _whole()}),
     Kind.KILL: Shape(
         {
             "grace": _optional(_seconds()),
