@@ -101,29 +101,35 @@ async def _join(child: actors.Child) -> actors.ExitStatus:
 
 @contextmanager
 def _signals(start: Start, child: actors.Child) -> "Iterator[None]":
-    """Pass SIGINT and SIGTERM on to the child, unless they are ignored here.
-
-    Once the child has ended they have their default effect again: what is left to do
-    may be to write for a reader that never comes.
-    """
+    """Pass SIGINT and SIGTERM on to the child, unless they are ignored here."""
     loop = asyncio.get_running_loop()
     passed: dict[signal.Signals, Callable[[], Work]]
     passed = {signal.SIGINT: child.interrupt, signal.SIGTERM: child.terminate}
 
-    def on_signal(number: signal.Signals) -> None:
-        if child.ended:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+    def pass_on(number: signal.Signals) -> None:
         start(passed[number]())
 
     taken = [n for n in passed if signal.getsignal(n) is not signal.SIG_IGN]
     for number in taken:
-        loop.add_signal_handler(number, on_signal, number)
+        loop.add_signal_handler(number, pass_on, number)
+    start(_give_back(taken, child))
     try:
         yield
     finally:
         for number in taken:
             loop.remove_signal_handler(number)
+
+
+async def _give_back(taken: list[signal.Signals], child: actors.Child) -> None:
+    """Give signals their default effect again once the child has ended.
+
+    What is left to do then may be to write for a reader that never comes.
+    """
+    await child.wait()
+    loop = asyncio.get_running_loop()
+    for number in taken:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
 
 
 async def _drain(child: actors.Child) -> actors.ExitStatus:
