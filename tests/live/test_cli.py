@@ -258,7 +258,7 @@ def test_it_ends_quietly_with_the_reader_of_its_output() -> None:
 
 
 def test_long_output_passes_without_being_collected() -> None:
-    total = 192 << 20
+    total = 96 << 20
     code = (
         "import os, sys\n"
         "left = int(sys.argv[1])\n"
@@ -272,7 +272,7 @@ def test_long_output_passes_without_being_collected() -> None:
         seen = 0
         while seen < total:
             seen += len(os.read(process.stdout.fileno(), 1 << 20))
-        assert peak_memory(process.pid) < 128 << 20
+        assert peak_memory(process.pid) < 88 << 20
         process.stdin.close()
         assert end_of(process) == 0
 
