@@ -641,7 +641,10 @@ async def run(
         capture.stop()
         if feeding is not None:
             feeding.cancel()
-        connection.drop(record)
+        if capture.status is None:
+            connection.drop(record)  # it did not come to its end, which releases it
+        else:
+            connection.forget(record)
     if check and done.returncode != 0:
         raise errors.CommandFailed(
             done.returncode or 0, list(done.argv), done.stdout, done.stderr

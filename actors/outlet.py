@@ -88,6 +88,7 @@ class Reader:
 
     __slots__ = (
         "ask",
+        "capture",
         "chunks",
         "credited",
         "cursor",
@@ -100,9 +101,17 @@ class Reader:
     )
 
     def __init__(
-        self, ask: Ask, cursor: Cursor, chunks: int, size: int, *, lossless: bool
+        self,
+        ask: Ask,
+        cursor: Cursor,
+        chunks: int,
+        size: int,
+        *,
+        capture: bool,
+        lossless: bool,
     ) -> None:
         self.ask = ask
+        self.capture = capture
         self.cursor = cursor
         self.taken = cursor.sequence
         self.sent = 0
@@ -212,10 +221,19 @@ class Outlet:
         return log.at(max(after, log.first()))
 
     def attach(self, ask: Ask, cursor: Cursor, body: Any, *, capture: bool) -> None:
-        """Attach an event reader at `cursor`; a capture is lossless by any policy."""
+        """Attach an event reader at `cursor`.
+
+        A capture is lossless by any policy. It is told of output, and of the end of
+        all: what lies between is nothing to it, and three messages less.
+        """
         lossless = capture or self.blocking
         self.readers[ask] = Reader(
-            ask, cursor, body["chunks"], body["bytes"], lossless=lossless
+            ask,
+            cursor,
+            body["chunks"],
+            body["bytes"],
+            capture=capture,
+            lossless=lossless,
         )
         if lossless:
             self._hold(ask.client, ask.request, cursor.sequence)
@@ -358,13 +376,15 @@ class Outlet:
         for stream, end in progress.ends.items():
             if here >= end.at and stream not in reader.ended:
                 reader.ended.add(stream)
-                self.voice.say(end.kind, reader.ask, end.body)
+                if not reader.capture:
+                    self.voice.say(end.kind, reader.ask, end.body)
         if progress.status is None or progress.exit_mark is None:
             return
         body = {"status": progress.status.to_wire()}
         if not reader.exited and here >= progress.exit_mark:
             reader.exited = True
-            self.voice.say(Kind.EXITED, reader.ask, body)
+            if not reader.capture:
+                self.voice.say(Kind.EXITED, reader.ask, body)
         over = progress.closed and reader.exited and here >= self.log.end
         if over and reader.ask in self.readers:
             self.voice.say(Kind.CLOSED, reader.ask, body)

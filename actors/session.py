@@ -57,6 +57,7 @@ class Session:
         self.progress = Progress(set())
         self.outlet = Outlet(self.log, self.progress, launch, self)
         self.released = False
+        self.releases_itself = False
         self.held = False
         self._targets: dict[str, int] | None = None
         self._cut: list[tuple[Hashable, int]] = []
@@ -324,6 +325,9 @@ class Session:
         self._push(Kind.EXITED)
 
     def _push(self, kind: Kind) -> None:
+        """Tell the broker, and by it the owner, who reads a capture's end instead."""
+        if self.releases_itself:
+            return
         status = self.progress.status
         assert status is not None  # Close follows Report
         body = {"status": status.to_wire()}
@@ -474,6 +478,11 @@ class Session:
         self.outlet.serve(self._now, held=self.held)
         if self.held and self.log.room() > 0:
             self._hold(held=False)
+        captured = self.releases_itself and not self.outlet.readers
+        if captured and self.progress.closed and not self.released:
+            self._release()
+            kill = lifecycle.Kill(None, None, self.launch.kill_timeout, "owner-drop")
+            self._do(self.life.handle(kill, self._now))
 
     def pump(self) -> None:
         """Go on with bulk output: the leg has room again."""

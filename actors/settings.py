@@ -383,6 +383,4 @@ def to_plain(value: object) -> object:
     """Return the wire form of a field of settings or a launch."""
     if isinstance(value, TtySize | OutputPolicy | Limits):
         return value.to_wire()
-    if isinstance(value, tuple):
-        return [list(row) if isinstance(row, tuple) else row for row in value]
     return value

@@ -249,9 +249,8 @@ class Capture:
             self._chunk(message)
         elif kind is Kind.GAP:
             self.lost += message.body["end"] - message.body["start"]
-        elif kind is Kind.EXITED:
-            self.status = ExitStatus.from_wire(message.body["status"])
         elif kind is Kind.CLOSED:
+            self.status = ExitStatus.from_wire(message.body["status"])
             self._link.unlisten(self.request)
             if not self.closed.done():
                 self.closed.set_result(None)

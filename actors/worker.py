@@ -161,6 +161,7 @@ class Worker:
             self._idle(message.session, message.epoch)
             return
         self.session = session
+        session.releases_itself = message.body["release"]
         reader = message.body["reader"]
         if reader is not None:
             first = Ask(ask.client, reader)

@@ -426,7 +426,7 @@ class Router:
         session.pending[Ask(client.id, message.request)] = Kind.SPAWN
         if message.body["reader"] is not None:
             session.pending[Ask(client.id, message.body["reader"])] = Kind.OPEN
-        body = {name: message.body[name] for name in ("reader", "chunks", "bytes")}
+        body = {name: message.body[name] for name in _START_TERMS}
         start = message._replace(kind=Kind.START, session=session.id, body=body)
         self._tell(session, start)
         self._refill()
@@ -684,6 +684,7 @@ class Router:
                 session.state = State.EXITED
             elif kind is Kind.CLOSED:
                 session.state = State.CLOSED
+                return None  # for the registry alone
         return message
 
     def _spawn_answered(self, session: Session, message: Message) -> None:
@@ -808,6 +809,9 @@ _FORWARDED: Final = _kinds(
     Kind.SNAPSHOT,
 )
 """Commands that go to the session's worker, unread."""
+
+_START_TERMS: Final = ("reader", "chunks", "bytes", "release")
+"""What a START takes over from its SPAWN."""
 
 _STOPPABLE: Final = _kinds(Kind.OPEN, Kind.READ, Kind.POLL)
 """Requests that may take long, and that a STOP takes back."""

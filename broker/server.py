@@ -89,6 +89,7 @@ class Server:
         self.page = page
         self.epoll = select.epoll()
         self.handlers: dict[int, Any] = {}
+        self.flushing: set[int] = set()
         self.legs: dict[int, Leg] = {}
         self.pool: Leg | None = None
         self.outboxes: dict[bytes, Outbox] = {}
@@ -109,6 +110,7 @@ class Server:
 
     def unwatch(self, fd: int) -> None:
         """Stop watching `fd`, before it is closed."""
+        self.flushing.discard(fd)
         if self.handlers.pop(fd, None) is not None:
             self.epoll.unregister(fd)
 
@@ -335,9 +337,12 @@ class Server:
             self._watch_writes(leg)
 
     def _watch_writes(self, leg: Leg) -> None:
-        if leg.fileno() in self.handlers:
+        """Have the loop flush a leg as long as it has not taken everything."""
+        fd = leg.fileno()
+        if fd in self.handlers and (leg.queued > 0) is not (fd in self.flushing):
+            self.flushing ^= {fd}
             events = select.EPOLLIN | (select.EPOLLOUT if leg.queued else 0)
-            self.epoll.modify(leg.fileno(), events)
+            self.epoll.modify(fd, events)
 
     def _on_leg(self, worker: int, events: int) -> None:
         leg = self.legs.get(worker)

@@ -644,6 +644,7 @@ async def test_a_late_or_stale_spawn_starts_nothing(
                 "reader": None,
                 "chunks": 1,
                 "bytes": 65536,
+                "release": False,
                 "kill_on_drop": True,
             }
             spawn = raw.message(Kind.SPAWN, body=body, payload=payload)

@@ -55,6 +55,7 @@ SPAWN = {
     "reader": None,
     "chunks": 8,
     "bytes": 4096,
+    "release": False,
     "kill_on_drop": True,
 }
 KILL = {"grace": None, "timeout": 5.0, "cause": "killed", "release": False}
@@ -301,7 +302,7 @@ def test_a_spawn_forks_a_worker_and_starts_on_it(world: World) -> None:
         FIRST_SESSION,
         EPOCH,
         0.0,
-        {"reader": None, "chunks": 8, "bytes": 4096},
+        {"reader": None, "chunks": 8, "bytes": 4096, "release": False},
         b"",
     )
     assert world.state(FIRST_SESSION) is State.STARTING
@@ -1029,11 +1030,11 @@ def test_output_goes_to_the_client_that_reads(shared: World, request_id: int) ->
     assert shared.say(worker, chunk) == [ToClient(OPERATOR, chunk)]
 
 
-def test_the_end_is_pushed_to_the_owner(world: World) -> None:
+def test_the_exit_is_pushed_to_the_owner_the_close_is_only_noted(world: World) -> None:
     session, worker = world.started()
     assert answers(world.push(worker, Kind.EXITED, session)) == [(A, Kind.EXITED, 0)]
     assert world.state(session) is State.EXITED
-    assert answers(world.push(worker, Kind.CLOSED, session)) == [(A, Kind.CLOSED, 0)]
+    assert answers(world.push(worker, Kind.CLOSED, session)) == []
     assert world.state(session) is State.CLOSED
 
 

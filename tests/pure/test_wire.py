@@ -34,6 +34,7 @@ SPAWN = {
     "reader": None,
     "chunks": 1,
     "bytes": 1,
+    "release": False,
     "kill_on_drop": True,
 }
 KILL = {"grace": None, "timeout": 5.0, "cause": "killed", "release": False}
@@ -65,6 +66,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "grace": st.none() | seconds,
     "group": st.booleans(),
     "interrupt": st.booleans(),
+    "release": st.booleans(),
     "kill_on_drop": st.booleans(),
     "kind": st.text(max_size=64),
     "lease": seconds,
