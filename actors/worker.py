@@ -143,7 +143,7 @@ class Worker:
             self._start(message)
         elif session is not None and session.number == message.session:
             session.command(message, time.monotonic())
-        elif message.request:
+        elif message.request and message.kind is not Kind.CREDIT:
             self._refuse(message, errors.SessionNotFound())
 
     def _refuse(self, message: Message, error: errors.EngineError) -> None:

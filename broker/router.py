@@ -540,6 +540,10 @@ class Router:
     ) -> None:
         """Pass a command on to its session's worker, answered to `ask`."""
         ask = ask or Ask(client.id, message.request)
+        if message.kind is Kind.CREDIT:
+            # It carries its reader's number, but wants no answer: one would be taken for
+            # the reader's end, while the real one may still be on its way.
+            ask = Ask(client.id, 0)
         session = self.sessions.get(message.session)
         if (
             session is None
@@ -553,7 +557,7 @@ class Router:
             self._pass_on(session, message, ask)
 
     def _pass_on(self, session: Session, message: Message, ask: Ask) -> None:
-        if message.request and message.kind is not Kind.CREDIT:
+        if ask.request:
             session.pending[ask] = message.kind
         if message.kind in _STOPPABLE and ask.client not in (0, session.client):
             session.guests.add(ask.client)

@@ -302,9 +302,13 @@ BULK: Final = frozenset(
         Kind.EOF,
         Kind.ABANDONED,
         Kind.BROKEN,
+        Kind.IDLE,
     }
 )
-"""The data lane. Everything else is control: it overtakes these in every queue."""
+"""The data lane. Everything else is control: it overtakes these in every queue.
+
+IDLE is the last word about a session, so it comes after all of its output.
+"""
 
 
 def encode(message: Message) -> bytes:

@@ -490,7 +490,7 @@ def test_commands_go_to_the_worker_as_they_are(
     )
 
 
-@pytest.mark.parametrize("kind", [*COMMANDS, Kind.STOP, Kind.CREDIT])
+@pytest.mark.parametrize("kind", [*COMMANDS, Kind.STOP])
 def test_a_leaving_session_is_not_found(world: World, kind: Kind) -> None:
     session, worker = world.started()
     assert told(world.ask(A, Kind.KILL, session, RELEASE)) == [(worker, Kind.KILL)]
@@ -566,7 +566,7 @@ def test_a_lost_pool_is_the_loss_of_all_workers(world: World) -> None:
     assert starting not in world.router.sessions
 
 
-@pytest.mark.parametrize("kind", [*COMMANDS, Kind.STOP, Kind.CREDIT])
+@pytest.mark.parametrize("kind", [*COMMANDS, Kind.STOP])
 def test_a_foreign_session_is_not_there(shared: World, kind: Kind) -> None:
     session, _ = shared.started(A)
     body = {"target": 1} if kind is Kind.STOP else None
@@ -578,6 +578,13 @@ def test_a_foreign_session_is_not_there(shared: World, kind: Kind) -> None:
         answered.append(action.message._replace(session=0))
     assert answered[0] == answered[1]
     assert answered[0].body["code"] == errors.SessionNotFound.code
+
+
+def test_a_credit_is_never_answered_not_even_with_an_error(shared: World) -> None:
+    session, _ = shared.started(A)
+    for number in (session, 4711):
+        credit = shared.message(B, Kind.CREDIT, number, request=7)
+        assert shared.happen(FromClient(B, credit)) == []
 
 
 def test_the_operator_reaches_every_session(shared: World) -> None:

@@ -151,11 +151,11 @@ def test_every_kind_has_a_shape() -> None:
     assert set(SHAPES) == set(Kind)
 
 
-def test_the_data_lane_holds_output_and_input_only() -> None:
+def test_the_data_lane_holds_output_input_and_the_last_word() -> None:
     streams = {
         kind for kind, shape in SHAPES.items() if "stream" in (shape.fields or {})
     }
-    assert (streams - {Kind.READ}) | {Kind.WRITE} == BULK
+    assert (streams - {Kind.READ}) | {Kind.WRITE, Kind.IDLE} == BULK
 
 
 def test_a_payload_may_be_any_buffer() -> None:
