@@ -343,6 +343,7 @@ class Outlet:
 
     def _send(self, reader: Reader, piece: Any) -> None:
         if isinstance(piece, Hole):
+            reader.taken += piece.end - piece.start  # nothing of it is under way
             self.voice.say(Kind.GAP, reader.ask, piece._asdict())
             return
         body = {
