@@ -338,11 +338,12 @@ class Child:
     async def _capture(self, limit: int | None) -> Completed:
         request, settings = self._link.number(), self._connection.settings
         size = min(settings.window_bytes, self._record.kept)
-        capture = Capture(self._link, request, size, limit)
+        chunks = settings.window_chunks
+        capture = Capture(self._link, request, chunks, size, limit)
         body = {
             "after": None,
             "newest": False,
-            "chunks": settings.window_chunks,
+            "chunks": chunks,
             "bytes": size,
             "capture": True,
         }
@@ -624,7 +625,7 @@ async def run(
     # What is under way stays in the log too: a wider window would fill it unnoticed.
     size = min(settings.window_bytes, (spec.retention or settings.retention).size)
     link = connection.link
-    capture = Capture(link, link.number(), size, limit)
+    capture = Capture(link, link.number(), settings.window_chunks, size, limit)
     try:
         record = await connection.start(spec, scope, capture)
     except BaseException:

@@ -140,9 +140,10 @@ class Poll(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A pending cursor read of one stream."""
+    """A pending cursor read of one stream, by the reader of this number."""
 
     ask: Ask
+    reader: int
     stream: str
     offset: int
     limit: int
@@ -199,7 +200,8 @@ class Outlet:
         if self.blocking:
             self._hold(ask.client, body["reader"], self.log.seek(stream, offset))
         limit = min(body["limit"], POLL_LIMIT)
-        self.reads.append(Read(ask, stream, offset, limit, now + body["wait"]))
+        reader, ends = body["reader"], now + body["wait"]
+        self.reads.append(Read(ask, reader, stream, offset, limit, ends))
 
     def open(self, ask: Ask, body: Any) -> None:
         """Attach an event reader where it asks for.
@@ -361,6 +363,7 @@ class Outlet:
 
     def _send(self, reader: Reader, piece: Any) -> None:
         if isinstance(piece, Hole):
+            reader.taken += piece.end - piece.start  # nothing of it is under way
             self.voice.say(Kind.GAP, reader.ask, piece._asdict())
             return
         body = {
@@ -394,12 +397,18 @@ class Outlet:
         produced = self.log.stats(read.stream).produced
         ended = read.stream not in self.progress.streams
         if read.offset >= produced and not ended and now < read.ends:
+            self._hold_no_other_stream(read)
             return False
         gap, offset, data = self.log.read_stream(read.stream, read.offset, read.limit)
         eof = ended and offset + len(data) >= produced
         body = {"offset": offset, "gap": gap, "eof": eof}
         self.voice.say(Kind.REPLY, read.ask, body, data)
         return True
+
+    def _hold_no_other_stream(self, read: Read) -> None:
+        """Move a waiting read's hold behind what only other streams said meanwhile."""
+        if read.reader in self.holds.get(read.ask.client, ()):
+            self._hold(read.ask.client, read.reader, self.log.end)
 
     def _served_poll(self, poll: Poll, now: float, held: bool) -> bool:
         progress = self.progress

@@ -216,12 +216,16 @@ _EVENTS: Final[dict[Kind, Callable[[Any, Any], Event]]] = {
 class Capture:
     """All output of a session from its first byte on, kept up to a limit.
 
-    Over the limit the rest is drained, so that the child can end.
+    Over the limit the rest is drained, so that the child can end. At most `chunks`
+    pieces with `size` bytes are under way.
     """
 
-    def __init__(self, link: Link, request: int, size: int, limit: int | None) -> None:
+    def __init__(
+        self, link: Link, request: int, chunks: int, size: int, limit: int | None
+    ) -> None:
         self.request = request
         self._link = link
+        self._chunk_step = max(1, chunks // 4)
         self._size = size
         self._limit = limit
         self._parts: dict[str, list[bytes]] = {stream: [] for stream in STREAMS}
@@ -268,7 +272,7 @@ class Capture:
             self._kept += len(kept)
         if self._credit is None:
             self._credit = Credit(self._link, message.session, self.request, self._size)
-        self._credit.take(message.body["sequence"] + len(data), 64)
+        self._credit.take(message.body["sequence"] + len(data), self._chunk_step)
 
 
 class Reader:

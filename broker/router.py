@@ -616,6 +616,7 @@ class Router:
             self._forget(session)
             return
         if not session.kill_on_drop and not cancelled:
+            session.guests.add(session.client)  # so what it reads ends with it
             session.client = 0
             close = Message(Kind.CLOSE_STDIN, 0, 0, session.id, self.epoch)
             self._tell(session, close)
@@ -745,10 +746,10 @@ class Router:
         session.state = State.LOST
         self.due.pop(session.id, None)
         session.proven = proven
-        peer = self.peers.get(session.client)
-        if peer is not None:
-            push = Message(Kind.ERROR, session.client, 0, session.id, self.epoch)
-            self._out.append(ToClient(peer, _error(push, errors.WorkerLost())))
+        session.guests.clear()  # nothing is held any more
+        push = Message(Kind.ERROR, session.client, 0, session.id, self.epoch)
+        lost = _error(push, errors.WorkerLost())
+        self._out.append(ToClient(self.peers[session.client], lost))
 
     def _answer_pending(
         self, session: Session, error: errors.EngineError, *, proven: bool = False

@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import os
 import pickle  # noqa: TID251 - the errors must survive it, e.g. between processes
 import subprocess
 from typing import Any
@@ -140,6 +141,12 @@ def test_an_answer_with_the_longest_texts_fits_into_a_control_frame() -> None:
 
 def test_the_longest_path_survives_the_wire() -> None:
     error = SpawnFailed(errno.ENOENT, "exec", "/" + "x" * 4094)
+    assert repr(sent(error)) == repr(error)
+
+
+def test_a_path_that_is_no_text_crosses_the_wire_as_bytes() -> None:
+    error = SpawnFailed(errno.ENOENT, "exec", os.fsdecode(b"/\xff"))
+    assert encode(error)[1][-1] == b"/\xed\xb3\xbf"
     assert repr(sent(error)) == repr(error)
 
 

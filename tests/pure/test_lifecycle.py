@@ -360,6 +360,17 @@ def test_output_restarts_the_idle_time() -> None:
     assert life.handle(Tick(), 3.5) == POLITELY
 
 
+def test_the_idle_time_stands_still_while_reading_is_held() -> None:
+    life = running(idle_timeout=2.0)
+    life.handle(Held(True), 1.0)
+    assert life.next_deadline() is None
+    assert life.handle(Output(), 2.0) == []
+    assert life.handle(Tick(), 99.0) == []
+    life.handle(Held(False), 100.0)
+    assert life.next_deadline() == 102.0
+    assert life.handle(Tick(), 102.0) == POLITELY
+
+
 def test_output_without_an_idle_time_is_nothing() -> None:
     life = running()
     assert life.handle(Output(), 1.5) == []

@@ -833,10 +833,29 @@ def test_a_leaving_session_is_forgotten_with_its_worker(world: World) -> None:
 
 def test_a_child_that_may_stay_loses_only_its_stdin(shared: World) -> None:
     session, worker = shared.started(A, kill_on_drop=False)
-    assert told(shared.happen(ClientGone(A))) == [(worker, Kind.CLOSE_STDIN)]
+    said = told(shared.happen(ClientGone(A)))
+    assert said == [(worker, Kind.CLOSE_STDIN), (worker, Kind.STOP)]
     assert shared.state(session) is State.RUNNING
     assert shared.push(worker, Kind.EXITED, session) == []
+
+
+def test_a_lost_session_that_nobody_owns_is_forgotten(shared: World) -> None:
+    _, worker = shared.started(A, kill_on_drop=False)
+    shared.happen(ClientGone(A))
     assert shared.happen(WorkerGone(worker, 0, True)) == [Retire(worker)]
+    assert shared.router.sessions == {}
+    assert shared.router.due == {}
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_cancelled_spawn_is_killed_although_it_may_stay(
+    shared: World, running: bool
+) -> None:
+    start = shared.started if running else shared.spawn
+    session, worker, *_ = start(A, kill_on_drop=False)
+    body = {"sessions": [], "tokens": ["t"]}
+    assert released(shared.ask(A, Kind.DROP, body=body, request=0)) == [worker]
+    assert shared.state(session) is State.LEAVING
 
 
 def test_readers_of_others_end_with_their_client(shared: World) -> None:
@@ -846,6 +865,62 @@ def test_readers_of_others_end_with_their_client(shared: World) -> None:
     shared.ask(A, Kind.POLL, session)
     assert told(shared.happen(ClientGone(OPERATOR))) == [(worker, Kind.STOP)]
     assert list(shared.router.sessions[session].pending.values()) == [Kind.POLL]
+
+
+def stops(actions: list[Action]) -> list[Message]:
+    return [
+        action.message
+        for action in actions
+        if isinstance(action, ToWorker) and action.message.kind is Kind.STOP
+    ]
+
+
+@pytest.mark.parametrize("kind", [Kind.POLL, Kind.READ, Kind.OPEN])
+def test_what_a_guest_holds_ends_with_it_although_it_was_answered(
+    shared: World, kind: Kind
+) -> None:
+    session, worker = shared.started(A)
+    asked = shared.message(OPERATOR, kind, session)
+    shared.happen(FromClient(OPERATOR, asked))
+    shared.say(worker, asked.reply(Kind.ERROR, NOT_FOUND))
+    (stop,) = stops(shared.happen(ClientGone(OPERATOR)))
+    assert (stop.client, stop.request) == (shared.clients[OPERATOR], 0)
+    assert (stop.session, stop.body) == (session, {"target": 0})
+    assert shared.router.sessions[session].guests == set()
+
+
+def test_a_lost_worker_is_told_nothing_of_a_guests_end(shared: World) -> None:
+    session, worker = shared.started(A)
+    shared.ask(OPERATOR, Kind.OPEN, session)
+    shared.happen(WorkerGone(worker, 0, True))
+    assert shared.happen(ClientGone(OPERATOR)) == []
+
+
+def test_whoever_only_wrote_or_looked_is_no_guest(shared: World) -> None:
+    session, _ = shared.started(A)
+    for kind in (Kind.WRITE, Kind.SNAPSHOT, Kind.SIGNAL, Kind.KILL):
+        shared.ask(OPERATOR, kind, session)
+    shared.ask(A, Kind.POLL, session)
+    assert shared.happen(ClientGone(OPERATOR)) == []
+
+
+def test_what_an_owner_reads_ends_with_it_also_where_the_child_stays(
+    shared: World,
+) -> None:
+    session, _ = shared.started(A, kill_on_drop=False)
+    owner = shared.clients[A]
+    shared.ask(A, Kind.OPEN, session)
+    (stop,) = stops(shared.happen(ClientGone(A)))
+    assert (stop.client, stop.body) == (owner, {"target": 0})
+
+
+def test_a_hung_owner_goes_on_reading_what_stays_until_it_is_gone() -> None:
+    world = World(shared=True)
+    world.hello(A, lease=10.0)
+    world.started(A, kill_on_drop=False)
+    world.now += 10.0
+    assert stops(world.happen(Tick())) == []
+    assert len(stops(world.happen(ClientGone(A)))) == 1
 
 
 # Leases
