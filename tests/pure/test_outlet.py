@@ -648,6 +648,7 @@ class Follower:
     at: dict[str, int]
     chunks: int
     size: int
+    capture: bool
     lossless: bool
     excused: int
     """Bytes that were dropped before a lossless reader came."""
@@ -759,6 +760,7 @@ class Reading(RuleBasedStateMachine):
             start._asdict(),
             chunks,
             size,
+            capture,
             capture or self.kind == "block",
             sum(log.stats(name).dropped for name in STREAMS),
         )
@@ -883,18 +885,20 @@ class Reading(RuleBasedStateMachine):
                 follower.at[body["stream"]] = body["end"]
                 assert not follower.lossless or follower.missed <= follower.excused
             case Kind.EXITED:
+                assert not follower.capture
                 assert self.mark_at is not None
                 assert covers(follower.at, self.mark_at)
                 assert not follower.told(Kind.EXITED)
             case Kind.CLOSED:
                 assert self.child.progress.closed
-                assert follower.told(Kind.EXITED) == 1
+                assert follower.told(Kind.EXITED) == (not follower.capture)
                 assert follower.at == self.produced()
                 ends = [e.body["stream"] for e in follower.events if is_end(e)]
-                assert sorted(ends) == sorted(STREAMS)
+                assert sorted(ends) == ([] if follower.capture else sorted(STREAMS))
                 self.done.append(self.followers.pop(said.ask))
             case _:
                 assert is_end(said)
+                assert not follower.capture
                 assert covers(follower.at, self.end_at[body["stream"]])
         follower.events.append(said)
 
