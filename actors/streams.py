@@ -339,8 +339,7 @@ class Reader:
         try:
             reply = await future
         except asyncio.CancelledError:
-            if self._link.lost is None:
-                self._link.post(Kind.STOP, self._record.id, 0, {"target": request})
+            self._link.take_back(self._record.id, request)
             raise
         found: Any = reply.body
         data = bytes(reply.payload or b"")
