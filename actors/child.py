@@ -173,6 +173,7 @@ class Child:
         request = self._link.number()
         cursor = dict(self._cursor)
         asked = self._link.ask(Kind.POLL, self.id, {**body, **cursor}, request=request)
+        asked.add_done_callback(_ignore)  # the write may have failed first, and told
         yielding = asyncio.ensure_future(yield_on.wait()) if yield_on else None
         pending = {f for f in (asked, yielding, writing) if f is not None}
         try:
@@ -183,7 +184,7 @@ class Child:
                 if writing in done and writing is not None:
                     writing.result()
                 if yielding in done and not asked.done():
-                    self._stop(request)
+                    self._link.take_back(self.id, request)
                     now = {**body, **cursor, "wait": 0.0}
                     asked = self._link.ask(Kind.POLL, self.id, now)
                     pending = {asked}
@@ -195,7 +196,7 @@ class Child:
                 yielding.cancel()
             if not asked.done():
                 asked.cancel()
-                self._stop(request)
+                self._link.take_back(self.id, request)
 
     def _stop(self, request: int) -> None:
         if self._link.lost is None:

@@ -7,6 +7,7 @@ it. The worker gives it readiness, reaped processes and the time; it gives messa
 
 import os
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, Protocol
 
@@ -25,6 +26,8 @@ READS_A_TURN: Final = 4
 """Reads of one stream before the other descriptors get their turn (64 KiB each)."""
 LEFTOVERS: Final = 100
 """Leftovers named in a status, which has to fit into a control frame."""
+SURVIVORS: Final = 500
+"""Survivors named in a receipt: as many as fit into a control frame."""
 TAIL: Final = 4096
 """Bytes of output in a snapshot."""
 
@@ -301,7 +304,8 @@ class Session:
         for action in actions:
             match action:
                 case lifecycle.SignalGroup(number):
-                    tree.send_group(self.process.pid, number)
+                    with suppress(PermissionError):  # the kill names who survives it
+                        tree.send_group(self.process.pid, number)
                 case lifecycle.Sweep():
                     self.sweep.step()
                 case lifecycle.Abandon():
@@ -340,7 +344,8 @@ class Session:
                 self._end(stream, Kind.ABANDONED)
 
     def _killed(self, key: Hashable, *, proven: bool) -> None:
-        survivors = [] if proven else [list(_plain(s)) for s in self.sweep.survivors()]
+        found = () if proven else self.sweep.survivors()[:SURVIVORS]
+        survivors = [list(_plain(survivor)) for survivor in found]
         reaped = self.reaped - (self.reaped_before_kill or 0)
         self._answer(key, {"receipt": [len(self.sweep.signalled), reaped, survivors]})
 
@@ -448,7 +453,11 @@ class Session:
             self._do(self.life.handle(lifecycle.Interrupted(), self._now))
         pid, number = self.process.pid, body["number"]
         whole = body["group"]
-        sent = tree.send_group(pid, number) if whole else tree.signal_child(pid, number)
+        send = tree.send_group if whole else tree.signal_child
+        try:
+            sent = send(pid, number)
+        except PermissionError as error:
+            raise errors.EngineError("the child runs as another user") from error
         self._answer(ask, {"sent": sent})
 
     def _on_snapshot(self, ask: Ask, _: Message) -> None:

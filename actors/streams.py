@@ -85,7 +85,7 @@ class EventStream:
         self._chunk_step = max(1, chunks // 4)
         self._inbox: deque[Event | errors.EngineError] = deque()
         self._open = set(record.streams)
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
         self._closed = False
         body = {
             "after": after,
@@ -110,27 +110,28 @@ class EventStream:
         while not self._inbox:
             if self._closed:
                 raise StopAsyncIteration
-            self._waiter = self._link.loop.create_future()
+            waiter = self._link.loop.create_future()
+            self._waiters.add(waiter)
             try:
-                await self._waiter
+                await waiter
             finally:
-                self._waiter = None
+                self._waiters.discard(waiter)
         event = self._inbox.popleft()
         if isinstance(event, errors.EngineError):
-            self._closed = True
+            self._finish()
             raise event
         if isinstance(event, Chunk) and self._link.lost is None:
             end = event.sequence + len(event.data)
             self._credit.take(end, self._chunk_step)
         if isinstance(event, Closed):
-            self._closed = True
+            self._finish()
         return event
 
     async def aclose(self) -> None:
         """Stop reading; the child goes on and its output is drained."""
-        self._closed = True
         self._inbox.clear()
         self._finalizer()
+        self._finish()
 
     async def __aenter__(self) -> Self:
         return self
@@ -148,8 +149,16 @@ class EventStream:
         if message.kind in (Kind.CLOSED, Kind.ERROR):
             self._finalizer.detach()
             self._link.unlisten(self._request)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._wake()
+
+    def _finish(self) -> None:
+        self._closed = True
+        self._wake()  # also those who wait for what will not come any more
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _events(self, message: Message) -> list[Event | errors.EngineError]:
         if message.kind is Kind.ERROR:
@@ -334,8 +343,7 @@ class Reader:
         try:
             reply = await future
         except asyncio.CancelledError:
-            if self._link.lost is None:
-                self._link.post(Kind.STOP, self._record.id, 0, {"target": request})
+            self._link.take_back(self._record.id, request)
             raise
         found: Any = reply.body
         data = bytes(reply.payload or b"")

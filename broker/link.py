@@ -247,10 +247,16 @@ class Link:
         self._waiting[request] = future, first
         try:
             self.post(kind, session, request, body, payload)
-        except errors.EngineError:
+        except BaseException:
             del self._waiting[request]
             raise
         return future
+
+    def take_back(self, session: int, request: int) -> None:
+        """Have a poll or read stopped, which is then never answered."""
+        self._waiting.pop(request, None)
+        if self.lost is None:
+            self.post(Kind.STOP, session, 0, {"target": request})
 
     def listen(self, request: int, listener: Listener) -> None:
         """Have `listener` called with every message of this number."""

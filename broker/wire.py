@@ -358,11 +358,14 @@ def decode(control: Payload, payload: Payload | None = None) -> Message:
     if type(frame) is not list or len(frame) != 8:
         raise ProtocolError("a control frame is an array of 8 items")
     version, number, client, request, session, epoch, deadline, body = frame
-    if version != VERSION:
-        raise ProtocolError(f"wire version {version!r}: this side speaks {VERSION}")
+    # Only numbers are named in the text: to print a nested array can exceed the stack.
+    if type(version) is not int or version != VERSION:
+        shown = version if type(version) is int else "no number"
+        raise ProtocolError(f"wire version {shown}: this side speaks {VERSION}")
     kind = _KINDS.get(number) if type(number) is int else None
     if kind is None:
-        raise ProtocolError(f"unknown message kind {number!r}")
+        shown = number if type(number) is int else "no number"
+        raise ProtocolError(f"unknown message kind: {shown}")
     for item in (client, request, session, epoch):
         if type(item) is not int or not 0 <= item <= _BIG:
             raise ProtocolError("client, request, session and epoch are whole numbers")
