@@ -178,10 +178,10 @@ class ExitStatus:
         core: Whether it left a core file.
         cause: Why it ended. `exited` stands for a signal, too, that nobody here sent.
         usage: What it used; zeros when its worker was lost.
-        started: Stamp of the request's arrival at the worker, None when lost.
+        started: Stamp of the request's arrival at the worker, None if unknown.
         execed: Stamp of the program's start, None when lost.
         ended: Stamp of the end, None when lost.
-        wall_time: Seconds from start to end.
+        wall_time: Seconds from start to end, 0 when lost.
         leftovers: Descendants that were left alone after the end.
 
     Raises:
@@ -483,7 +483,7 @@ class Piece:
     eof: bool
 
 
-WriteState = Literal["starting", "running", "ended"]
+WriteState = Literal["running", "ended"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ class EventStream:
 
     def _worker_lost(self) -> list[Event]:
         broken = [
-            StreamError(stream, "worker-lost", "the worker was lost", 0)
+            StreamError(stream, "worker-lost", "the worker was lost")
             for stream in STREAMS
             if stream in self._open
         ]
