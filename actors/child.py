@@ -42,9 +42,9 @@ Data = bytes | bytearray | memoryview | str
 class Child:
     """One child process and everything that can be done with it.
 
-    Made by `Engine.spawn`, `Scope.spawn` and `Engine.attach`. A child spawned by an
-    engine is owned by this handle: closing or collecting it ends the child. One spawned
-    by a scope is owned by the scope.
+    Made by `Engine.spawn` and `Scope.spawn`. A child spawned by an engine is owned by
+    this handle: closing or collecting it ends the child. One spawned by a scope is
+    owned by the scope.
     """
 
     def __init__(self, connection: Connection, record: Record, *, owned: bool) -> None:
