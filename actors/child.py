@@ -6,6 +6,7 @@ import signal
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -25,7 +26,6 @@ from actors.spec import Spec
 from actors.streams import Capture, EventStream, Reader
 from actors.text import TextView
 from broker import errors
-from broker.link import Link
 from broker.wire import STREAMS, Kind, Message, unpack
 
 MAX_POLL: Final = 4 * 1024 * 1024
@@ -60,7 +60,7 @@ class Child:
         self._finalizer: weakref.finalize[..., Any] | None = None
         if owned:
             self._finalizer = weakref.finalize(
-                self, _collected, connection.link, record, record.process
+                self, _collected, connection, record, record.process
             )
             self._finalizer.atexit = False
 
@@ -469,21 +469,19 @@ class Child:
         Raises:
             SessionNotFound: the session was closed before.
         """
-        return await self._end(None, timeout, release=False)
+        return await self._end(None, timeout)
 
     async def terminate(self, grace: float = 2.0) -> KillReceipt:
         """Ask the child to end (SIGTERM); after `grace` seconds kill what is left."""
         timeout = self._connection.settings.kill_timeout
-        return await self._end(grace, timeout, release=False)
+        return await self._end(grace, timeout)
 
-    async def _end(
-        self, grace: float | None, timeout: float, *, release: bool
-    ) -> KillReceipt:
+    async def _end(self, grace: float | None, timeout: float) -> KillReceipt:
         self._check()
         for name, value in (("grace", grace), ("timeout", timeout)):
             if value is not None and not value >= 0:
                 raise errors.InvalidRequest(name, "is not negative")
-        return await self._connection.end(self.id, grace, timeout, release=release)
+        return await self._connection.end(self.id, grace, timeout, release=False)
 
     async def interrupt(self) -> bool:
         """Send SIGINT to the foreground group; False when the child has ended."""
@@ -525,15 +523,9 @@ class Child:
         if self._record.released:
             return
         self._check()
-        self._record.released = True
         if self._finalizer is not None:
             self._finalizer.detach()
-        timeout = self._connection.settings.kill_timeout
-        receipt = await self._end(None, timeout, release=True)
-        self._connection.forget(self._record)
-        if receipt.survivors:
-            left = ", ".join(str(s.pid) for s in receipt.survivors)
-            raise errors.EngineError(f"session {self.id}: not proven gone: {left}")
+        await self._connection.release(self._record)
 
     async def __aenter__(self) -> Self:
         return self
@@ -550,20 +542,17 @@ class Child:
         self._connection.check(alive=alive)
 
 
-def _collected(link: Link, record: Record, process: int) -> None:
+def _collected(connection: Connection, record: Record, process: int) -> None:
     """Drop a session whose last handle was collected; any thread, any moment."""
     record.handles -= 1
     if not record.here(process) or record.handles or record.released:
         return
     record.released = True
-    if link.lost is not None:
+    if connection.link.lost is not None:
         return
 
-    def drop() -> None:
-        if link.lost is None:  # the engine was left meanwhile: that dropped it too
-            link.drop(record.id)
-
-    link.call(drop)  # first: the warning may be made an error
+    # First: the warning may be made an error.
+    connection.link.call(lambda: connection.drop(record))
     warnings.warn(
         f"child {record.id} {record.argv!r} was never closed: its session is dropped",
         ResourceWarning,
@@ -608,9 +597,14 @@ async def run(
     timeout: float | None,
     limit: int | None,
     check: bool,
+    check_open: Callable[[], None],
     options: dict[str, Any],
 ) -> Completed:
-    """Run a command to its end, for an engine or a scope; see `Engine.run`."""
+    """Run a command to its end, for an engine or a scope; see `Engine.run`.
+
+    `check_open` is called once the command runs, and raises if its owner closed
+    meanwhile.
+    """
     data = None if input is None else as_bytes("input", input)
     if timeout is not None and not timeout >= 0:
         raise errors.InvalidRequest("timeout", "is not negative")
@@ -636,7 +630,10 @@ async def run(
     if data is not None and len(data) > RUN_INPUT:
         feeding = asyncio.ensure_future(child.feed(data))
     try:
+        check_open()
         await _await_capture(child, capture, timeout)
+        if record.released:
+            raise errors.SessionNotFound("its scope closed meanwhile")
         done = completed(record, capture, limit)
     finally:
         capture.stop()

@@ -136,14 +136,16 @@ class Engine:
             SpawnFailed, InvalidRequest, CapacityExceeded: as for `spawn`.
             WorkerLost: the worker died.
         """
+        connection = self._connection()
         return await run(
-            self._connection(),
+            connection,
             None,
             argv,
             input=input,
             timeout=timeout,
             limit=limit,
             check=check,
+            check_open=connection.check,
             options=options,
         )
 

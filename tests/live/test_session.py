@@ -170,6 +170,47 @@ async def test_s7_a_scope_closes_when_what_it_is_bound_to_fires() -> None:
             await scope.aclose()
 
 
+async def test_s7_a_scope_ends_what_it_runs_too() -> None:
+    word = tag()
+    async with actors.Engine() as engine:
+        for kill_first in (False, True):
+            async with engine.scope() as scope:
+                running = asyncio.create_task(scope.run(program(REST, word)))
+                async with asyncio.timeout(NOT_BLOCKED):
+                    while not await scope.children():
+                        await asyncio.sleep(0)
+                if kill_first:
+                    (receipt,) = await scope.kill()
+                    assert isinstance(receipt, actors.KillReceipt)
+                    assert (await running).status.cause == "killed"
+            assert not tagged(word)
+            if not kill_first:
+                with pytest.raises(actors.SessionNotFound):
+                    await running
+        assert (await engine.info()).counts["live"] == 0
+
+
+async def test_s7_a_scope_that_closes_before_a_run_has_begun_starts_nothing() -> None:
+    word = tag()
+    async with actors.Engine() as engine:
+        scope = engine.scope()
+        running = asyncio.create_task(scope.run(program(REST, word)))
+        await asyncio.sleep(0)  # the spawn is on its way, its answer is not
+        assert await scope.aclose() == 0
+        with pytest.raises(actors.SessionNotFound):
+            await running
+        await asyncio.to_thread(gone, word)
+
+
+async def test_s7_a_scope_knows_no_children_that_were_closed() -> None:
+    async with actors.Engine() as engine, engine.scope() as scope:
+        for _ in range(3):
+            async with await scope.spawn(["true"]) as child:
+                await child.wait()
+        assert await scope.kill() == []
+        assert await scope.aclose() == 0
+
+
 async def test_s7_an_exception_ends_the_scope_and_passes() -> None:
     word = tag()
     async with actors.Engine() as engine:
@@ -1057,3 +1098,16 @@ async def test_closed_streams_do_not_end_a_child() -> None:
         await child.close_stdin()
         assert kinds(await collected(stream)) == ["Exited", "Closed"]
         await child.aclose()
+
+
+async def test_s42_a_collected_child_is_forgotten_by_its_engine() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(["true"])
+        await child.wait()
+        connection = engine._opened
+        assert connection is not None
+        assert list(connection.records) == [child.id]
+        with pytest.warns(ResourceWarning, match="never closed"):
+            del child
+        await engine.info()
+        assert not connection.records
