@@ -33,6 +33,8 @@ from broker.wire import BULK, Kind, Message
 
 CONGESTED: Final = 256 * 1024
 """Bytes queued on the leg from which on bulk output waits in the log."""
+LONGEST_WAIT: Final = 86400.0
+"""Seconds of one poll(2), which takes 24 days at most; then it is called again."""
 END_TIMEOUT: Final = 5.0
 """Seconds to end the tree after a lifeline broke; the pool's sweep is behind it."""
 
@@ -116,7 +118,8 @@ class Worker:
         due = self.session.next_deadline()
         if due is None:
             return None
-        return max(0, int((due - time.monotonic()) * 1000) + 1)
+        left = min(due - time.monotonic(), LONGEST_WAIT)
+        return max(0, int(left * 1000) + 1)
 
     def _on_leg(self) -> None:
         congested = not self.room()
