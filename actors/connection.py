@@ -11,7 +11,7 @@ from actors.embedded import Embedded
 from actors.events import ExitStatus, KillReceipt, Snapshot
 from actors.launch import Launch
 from actors.record import Record, lost_status
-from actors.settings import Settings
+from actors.settings import WATCHES, Settings
 from actors.spec import Spec
 from actors.streams import Capture
 from broker import errors
@@ -201,6 +201,10 @@ class Connection:
         for name, default in _NOT_YET.items():
             if getattr(spec, name) != default:
                 raise errors.InvalidRequest(name, "is not supported by this version")
+        for watch in WATCHES:
+            if spec.limits.watch(watch) is not None:
+                name = f"limits.{watch}"
+                raise errors.InvalidRequest(name, "is not supported by this version")
 
     def _adopt(self, reply: Message, launch: Launch, scope: str | None) -> Record:
         known = self.records.get(reply.session)
@@ -239,8 +243,12 @@ class Connection:
         """
         record.released = True
         timeout = self.settings.kill_timeout
-        receipt = await self.end(record.id, None, timeout, release=True)
-        self.forget(record)
+        try:
+            receipt = await self.end(record.id, None, timeout, release=True)
+        except errors.SessionNotFound:  # a run's own end was faster
+            return
+        finally:
+            self.forget(record)
         if receipt.survivors:
             left = ", ".join(str(s.pid) for s in receipt.survivors)
             raise errors.EngineError(f"session {record.id}: not proven gone: {left}")

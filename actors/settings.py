@@ -143,7 +143,7 @@ _RLIMITS: Mapping[str, int] = {
     "file_size": resource.RLIMIT_FSIZE,
     "processes": resource.RLIMIT_NPROC,
 }
-_WATCHES: tuple[WatchName, ...] = ("output", "tree_memory", "tree_processes")
+WATCHES: tuple[WatchName, ...] = ("output", "tree_memory", "tree_processes")
 
 Rlimits = tuple[tuple[int, int, int], ...]
 """Rows of resource number, soft limit, hard limit; -1 is "no limit"."""
@@ -194,7 +194,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         checks.check_all(self._CHECKS, self, "limits.")
-        for name in _WATCHES:
+        for name in WATCHES:
             value = getattr(self, name)
             if value is not None and not isinstance(value, Watch):
                 checks.size(f"limits.{name}", value)
@@ -219,7 +219,7 @@ class Limits:
         numbers = {name: getattr(self, name) for name in self._CHECKS}
         watches = {
             name: [watch.value, watch.action]
-            for name in _WATCHES
+            for name in WATCHES
             if (watch := self.watch(name))
         }
         return {k: v for k, v in numbers.items() if v is not None} | watches
@@ -231,10 +231,10 @@ class Limits:
         Raises:
             InvalidRequest: It is something else.
         """
-        unset = dict.fromkeys((*cls._CHECKS, *_WATCHES))
+        unset = dict.fromkeys((*cls._CHECKS, *WATCHES))
         known = unset | wire if isinstance(wire, dict) else wire
         values = checks.exactly("limits", known, unset)
-        for name in _WATCHES:
+        for name in WATCHES:
             if values[name] is not None:
                 values[name] = Watch(*checks.pair(f"limits.{name}", values[name]))
         return cls(**values)

@@ -1111,3 +1111,26 @@ async def test_s42_a_collected_child_is_forgotten_by_its_engine() -> None:
             del child
         await engine.info()
         assert not connection.records
+
+
+async def test_s17_budgets_that_nobody_watches_yet_are_refused() -> None:
+    async with actors.Engine() as engine:
+        for name in ("output", "tree_memory", "tree_processes"):
+            limits: Any = {name: 1 << 30}
+            with pytest.raises(actors.InvalidRequest) as refused:
+                await engine.spawn(["true"], limits=actors.Limits(**limits))
+            assert refused.value.field == f"limits.{name}"
+
+
+async def test_s17_a_timeout_of_months_is_as_good_as_one_of_seconds() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(
+            program(REST, tag()), stdin="pipe", timeout=1e7, idle_timeout=1e9
+        )
+        assert (await child.poll(mode="output")).stdout == b"ready\n"
+        reading = asyncio.ensure_future(child.reader(after="newest").read(wait=1e8))
+        assert (await child.snapshot()).state == "running"
+        assert (await child.kill()).survivors == ()
+        assert (await reading).eof
+        assert (await child.wait()).cause == "killed"
+        await child.aclose()
