@@ -8,9 +8,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
+from actors import checks
 from actors.connection import Connection
 from actors.events import (
     Completed,
@@ -143,7 +145,7 @@ class Child:
         body = {
             "wait": self._clamp(wait, first=bool(data) or not self._polled),
             "mode": _mode(mode, has_input=bool(data)),
-            "limit": _limit("max_bytes", max_bytes, MAX_POLL),
+            "limit": _limit("max_bytes", max_bytes, MAX_POLL, MAX_POLL),
         }
         async with self._polling:
             self._polled = True
@@ -159,9 +161,10 @@ class Child:
     def _clamp(self, wait: float | None, *, first: bool) -> float:
         settings = self._connection.settings
         asked = settings.poll_wait if wait is None else wait
-        if not asked >= 0:
-            raise errors.InvalidRequest("wait", "is not negative")
         most = settings.poll_wait_max if first else settings.poll_empty_wait_max
+        if asked == inf:
+            return most
+        checks.seconds("wait", asked)
         return min(asked, most)
 
     async def _ask_poll(
@@ -261,10 +264,7 @@ class Child:
         self._check()
         settings = self._connection.settings
         size = _limit("window", window, settings.window_bytes, settings.window_bytes)
-        if not isinstance(after, str):
-            _limit("after", after + 1, 1)
-        elif after not in ("oldest", "newest"):
-            raise errors.InvalidRequest("after", "is oldest, newest or a sequence")
+        _check_place(after)
         return EventStream(
             self,
             self._record,
@@ -293,12 +293,8 @@ class Child:
         self._check()
         if stream not in self._record.streams:
             raise errors.InvalidRequest("stream", f"{stream!r} is not piped here")
-        if isinstance(after, int):
-            start: int | None = _limit("after", after + 1, 1) - 1
-        elif after in ("oldest", "newest"):
-            start = 0 if after == "oldest" else None
-        else:
-            raise errors.InvalidRequest("after", "is oldest, newest or an offset")
+        _check_place(after)
+        start = _FIXED_PLACES[after] if isinstance(after, str) else after
         return Reader(self, self._record, self._link, stream, start)
 
     async def output(self, limit: int | None = None) -> Completed:
@@ -315,8 +311,7 @@ class Child:
             WorkerLost: the worker died.
         """
         self._check()
-        if limit is not None:
-            _limit("limit", limit + 1, 1)
+        checks.optional(checks.whole(0))("limit", limit)
         await self.close_stdin()
         return await self._capture(limit)
 
@@ -381,8 +376,7 @@ class Child:
         """
         self._check()
         payload = as_bytes("data", data)
-        if at is not None:
-            _limit("at", at + 1, 1)
+        checks.optional(checks.whole(0))("at", at)
         async with self._writing:
             return await self._write(payload, at)
 
@@ -444,6 +438,7 @@ class Child:
             BrokerLost: the broker is gone.
         """
         self._check(alive=False)
+        checks.optional(checks.seconds)("timeout", timeout)
         record = self._record
         if record.status is None and record.failure is None:
             waiter = self._link.loop.create_future()
@@ -478,9 +473,8 @@ class Child:
 
     async def _end(self, grace: float | None, timeout: float) -> KillReceipt:
         self._check()
-        for name, value in (("grace", grace), ("timeout", timeout)):
-            if value is not None and not value >= 0:
-                raise errors.InvalidRequest(name, "is not negative")
+        checks.optional(checks.seconds)("grace", grace)
+        checks.seconds("timeout", timeout)
         return await self._connection.end(self.id, grace, timeout, release=False)
 
     async def interrupt(self) -> bool:
@@ -606,10 +600,8 @@ async def run(
     meanwhile.
     """
     data = None if input is None else as_bytes("input", input)
-    if timeout is not None and not timeout >= 0:
-        raise errors.InvalidRequest("timeout", "is not negative")
-    if limit is not None:
-        _limit("limit", limit + 1, 1)
+    checks.optional(checks.seconds)("timeout", timeout)
+    checks.optional(checks.whole(0))("limit", limit)
     if data is not None:
         if "stdin" in options:
             raise errors.InvalidRequest("input", "and stdin exclude each other")
@@ -689,9 +681,16 @@ def _mode(mode: str | None, *, has_input: bool) -> str:
     return mode
 
 
-def _limit(name: str, value: int | None, default: int, most: int | None = None) -> int:
-    if value is None:
-        return default
-    if type(value) is not int or value < 1 or value > 2**53:
-        raise errors.InvalidRequest(name, "is a whole number in range")
-    return value if most is None else min(value, most)
+_FIXED_PLACES: Final[dict[str, int | None]] = {"oldest": 0, "newest": None}
+
+
+def _check_place(after: object) -> None:
+    if not isinstance(after, str):
+        checks.whole(0)("after", after)
+    elif after not in _FIXED_PLACES:
+        raise errors.InvalidRequest("after", "must be oldest, newest or a number")
+
+
+def _limit(name: str, value: int | None, default: int, most: int) -> int:
+    checks.optional(checks.size)(name, value)
+    return default if value is None else min(value, most)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
+from actors import checks
 from actors.events import (
     Chunk,
     Closed,
@@ -313,10 +314,8 @@ class Reader:
             InvalidRequest: a bound is out of range.
             WorkerLost: the worker died with what it had not yet sent.
         """
-        if type(max_bytes) is not int or max_bytes < 1:
-            raise errors.InvalidRequest("max_bytes", "is at least 1")
-        if not wait >= 0:
-            raise errors.InvalidRequest("wait", "is not negative")
+        checks.size("max_bytes", max_bytes)
+        checks.seconds("wait", wait)
         async with self._lock:
             return await self._read(max_bytes, wait)
 

@@ -1134,3 +1134,38 @@ async def test_s17_a_timeout_of_months_is_as_good_as_one_of_seconds() -> None:
         assert (await reading).eof
         assert (await child.wait()).cause == "killed"
         await child.aclose()
+
+
+async def test_s10_arguments_of_calls_are_refused_by_their_names() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(["cat"], stdin="pipe")
+        reader = child.reader()
+        word: Any = "1"
+        nothing: Any = None
+        calls: list[tuple[str, Any]] = [
+            ("wait", lambda: child.poll(wait=word)),
+            ("wait", lambda: child.poll(wait=float("nan"))),
+            ("max_bytes", lambda: child.poll(max_bytes=0)),
+            ("window", lambda: child.events(window=-1)),
+            ("after", lambda: child.events(after=nothing)),
+            ("after", lambda: child.events(after=-1)),
+            ("after", lambda: child.reader(after=True)),
+            ("limit", lambda: child.output(limit=-1)),
+            ("at", lambda: child.write("x", at=word)),
+            ("timeout", lambda: child.wait(timeout=-1)),
+            ("timeout", lambda: child.kill(timeout=word)),
+            ("timeout", lambda: child.kill(timeout=float("inf"))),
+            ("grace", lambda: child.terminate(grace=-1)),
+            ("max_bytes", lambda: reader.read(max_bytes=0)),
+            ("wait", lambda: reader.read(wait=float("inf"))),
+            ("timeout", lambda: engine.run(["true"], timeout=word)),
+            ("limit", lambda: engine.run(["true"], limit=word)),
+            ("request_id", lambda: engine.spawn(["true"], request_id="x" * 129)),
+            ("request_id", lambda: engine.spawn(["true"], request_id="")),
+        ]
+        for field, call in calls:
+            with pytest.raises(actors.InvalidRequest) as refused:
+                await call()
+            assert refused.value.field == field
+        assert (await child.poll("x", wait=float("inf"))).stdout == b"x"
+        await child.aclose()
