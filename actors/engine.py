@@ -206,18 +206,9 @@ class Engine:
         link = self._connection().link
         reply = await link.ask(Kind.INFO)
         counts: Any = dict(reply.body)
-        machine = host.report()
-        versions = {
-            "creche": __version__,
-            "wire": str(VERSION),
-            "python": machine.python,
-            "kernel": machine.kernel,
-            "zmq": machine.zmq,
-            "msgpack": machine.msgpack,
-            "psutil": machine.psutil,
-        }
+        own = {"creche": __version__, "wire": str(VERSION)}
         return Info(
-            versions=versions,
+            versions=own | host.versions(),
             endpoint=link.endpoint,
             containment="subreaper",
             limits={"sessions": counts.pop("capacity"), "ids_per_kill": MAX_IDS},

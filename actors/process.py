@@ -159,7 +159,10 @@ def _exec(launch: Launch, ends: tuple[int, int, int]) -> int:
 
 def _fork_exec(launch: Launch, ends: tuple[int, int, int]) -> int:
     program = launch.executable or launch.argv[0]
-    failure_read, failure_write = os.pipe()
+    try:
+        failure_read, failure_write = os.pipe()
+    except OSError as error:
+        raise SpawnFailed(error.errno or 0, "pipe") from error
     try:
         pid = _posixsubprocess.fork_exec(
             list(launch.argv),

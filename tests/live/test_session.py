@@ -13,6 +13,7 @@ import pytest
 
 import actors
 from actors import OutputPolicy
+from broker import cgroup
 from tests.helpers import NOT_BLOCKED, alive, end, eventually, gone, parent, tag, tagged
 from tests.live.children import (
     BURST,
@@ -1134,6 +1135,17 @@ async def test_s17_a_timeout_of_months_is_as_good_as_one_of_seconds() -> None:
         assert (await reading).eof
         assert (await child.wait()).cause == "killed"
         await child.aclose()
+
+
+async def test_asking_for_information_does_not_move_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A probe for cgroups does, and this program may fork at any time."""
+    monkeypatch.setattr(cgroup, "probe", lambda: pytest.fail("probed"))
+    async with actors.Engine() as engine:
+        info = await engine.info()
+        assert info.versions["creche"] == actors.__version__
+        assert info.versions.keys() > {"wire", "kernel", "python", "zmq"}
 
 
 async def test_s10_arguments_of_calls_are_refused_by_their_names() -> None:
