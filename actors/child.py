@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
-from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from actors import checks
@@ -306,6 +305,8 @@ class Child:
             limit: bytes of both streams to keep; the rest is drained.
 
         Raises:
+            InvalidRequest: `limit` is no number of bytes.
+            SessionNotFound: the session was closed.
             OutputLimitExceeded: there was more; it carries what was kept.
             OutputLost: bytes had been dropped before this call.
             WorkerLost: the worker died.
@@ -421,6 +422,9 @@ class Child:
         """Close the child's stdin now; harmless to repeat.
 
         It does not wait behind a write: a pending one returns what went in so far.
+
+        Raises:
+            SessionNotFound: the session was closed.
         """
         self._check()
         try:
@@ -434,8 +438,9 @@ class Child:
         """Return how the child ended; any number of callers, before or after.
 
         Raises:
+            InvalidRequest: `timeout` is no time.
             TimedOut: it did not end within `timeout` seconds; it is left alone.
-            BrokerLost: the broker is gone.
+            BrokerLost: the broker is gone, or the engine was closed before the end.
         """
         self._check(alive=False)
         checks.optional(checks.seconds)("timeout", timeout)
@@ -462,12 +467,20 @@ class Child:
             timeout: seconds until survivors are listed instead.
 
         Raises:
+            InvalidRequest: `timeout` is no time.
             SessionNotFound: the session was closed before.
+            WorkerLost: the worker died, and not all it left is proven gone.
         """
         return await self._end(None, timeout)
 
     async def terminate(self, grace: float = 2.0) -> KillReceipt:
-        """Ask the child to end (SIGTERM); after `grace` seconds kill what is left."""
+        """Ask the child to end (SIGTERM); after `grace` seconds kill what is left.
+
+        Raises:
+            InvalidRequest: `grace` is no time.
+            SessionNotFound: the session was closed before.
+            WorkerLost: the worker died, and not all it left is proven gone.
+        """
         timeout = self._connection.settings.kill_timeout
         return await self._end(grace, timeout)
 
@@ -478,7 +491,11 @@ class Child:
         return await self._connection.end(self.id, grace, timeout, release=False)
 
     async def interrupt(self) -> bool:
-        """Send SIGINT to the foreground group; False when the child has ended."""
+        """Send SIGINT to the foreground group; False when the child has ended.
+
+        Raises:
+            SessionNotFound: the session was closed.
+        """
         return await self._signal(signal.SIGINT, group=True, interrupt=True)
 
     async def signal(self, number: int, *, group: bool = False) -> bool:
@@ -489,6 +506,7 @@ class Child:
 
         Raises:
             InvalidRequest: there is no such signal.
+            SessionNotFound: the session was closed.
         """
         if isinstance(number, bool) or number not in signal.valid_signals():
             raise errors.InvalidRequest("number", f"{number!r} is no signal")
@@ -513,7 +531,11 @@ class Child:
         return await self._connection.snapshot(self.id)
 
     async def aclose(self) -> None:
-        """End the child if it still runs, and let the engine forget it."""
+        """End the child if it still runs, and let the engine forget it.
+
+        Raises:
+            EngineError: its tree could not be proven gone.
+        """
         if self._record.released:
             return
         self._check()
@@ -524,12 +546,7 @@ class Child:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _check(self, *, alive: bool = True) -> None:
@@ -602,11 +619,7 @@ async def run(
     data = None if input is None else as_bytes("input", input)
     checks.optional(checks.seconds)("timeout", timeout)
     checks.optional(checks.whole(0))("limit", limit)
-    if data is not None:
-        if "stdin" in options:
-            raise errors.InvalidRequest("input", "and stdin exclude each other")
-        options = {**options, "stdin": data if len(data) <= RUN_INPUT else "pipe"}
-    spec = Spec(argv, **options)
+    spec = Spec(argv, **_with_input(options, data))
     settings = connection.settings
     # What is under way stays in the log too: a wider window would fill it unnoticed.
     size = min(settings.window_bytes, (spec.retention or settings.retention).size)
@@ -635,11 +648,25 @@ async def run(
             connection.drop(record)  # it did not come to its end, which releases it
         else:
             connection.forget(record)
-    if check and done.returncode != 0:
+    if check:
+        _check_code(done)
+    return done
+
+
+def _with_input(options: dict[str, Any], data: bytes | None) -> dict[str, Any]:
+    """Return the options of a run that is fed `data`, as far as it fits the spawn."""
+    if data is None:
+        return options
+    if "stdin" in options:
+        raise errors.InvalidRequest("input", "and stdin exclude each other")
+    return {**options, "stdin": data if len(data) <= RUN_INPUT else "pipe"}
+
+
+def _check_code(done: Completed) -> None:
+    if done.returncode != 0:
         raise errors.CommandFailed(
             done.returncode or 0, list(done.argv), done.stdout, done.stderr
         )
-    return done
 
 
 async def _await_capture(child: Child, capture: Capture, timeout: float | None) -> None:

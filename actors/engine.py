@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from actors.child import Child, as_bytes, run
@@ -69,12 +68,7 @@ class Engine:
         self._opened = connection
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from actors.child import Child, run
@@ -36,12 +35,7 @@ class Scope:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def _close_on(self, cancel: Any) -> None:
@@ -53,7 +47,11 @@ class Scope:
         await self.aclose()
 
     async def spawn(self, argv: Any, **options: Any) -> Child:
-        """Start a child that this scope owns; see `Engine.spawn`."""
+        """Start a child that this scope owns; see `Engine.spawn`.
+
+        Raises:
+            SessionNotFound: the scope is closed, or was while the child started.
+        """
         self._check()
         record = await self._connection.start(Spec(argv, **options), self.name)
         if self._closed:
@@ -72,7 +70,11 @@ class Scope:
         limit: int | None = None,
         **options: Any,
     ) -> Completed:
-        """Run a command to its end within this scope; see `Engine.run`."""
+        """Run a command to its end within this scope; see `Engine.run`.
+
+        Raises:
+            SessionNotFound: the scope is closed, or was before the command ended.
+        """
         self._check()
         return await run(
             self._connection,
@@ -87,12 +89,24 @@ class Scope:
         )
 
     async def children(self) -> list[Snapshot]:
-        """Return this scope's live sessions, by id."""
+        """Return this scope's live sessions, by id.
+
+        Raises:
+            SessionNotFound: the scope is closed.
+        """
         self._check()
         return await self._connection.children(self.name)
 
     async def kill(self) -> list[KillReceipt | errors.SessionNotFound]:
-        """End every child of this scope now, and keep them readable."""
+        """End every child of this scope now, and keep them readable.
+
+        Returns:
+            One receipt each, in the order of their ids; in the place of one that is
+            gone already stands its `SessionNotFound`.
+
+        Raises:
+            SessionNotFound: the scope is closed.
+        """
         self._check()
         owned = self._connection.owned_by(self.name)
         return await self._connection.kill_many([record.id for record in owned])
