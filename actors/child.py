@@ -620,11 +620,7 @@ async def run(
     checks.optional(checks.seconds)("timeout", timeout)
     checks.optional(checks.whole(0))("limit", limit)
     spec = Spec(argv, **_with_input(options, data))
-    settings = connection.settings
-    # What is under way stays in the log too: a wider window would fill it unnoticed.
-    size = min(settings.window_bytes, (spec.retention or settings.retention).size)
-    link = connection.link
-    capture = Capture(link, link.number(), settings.window_chunks, size, limit)
+    capture = _capture(connection, spec, limit)
     try:
         record = await connection.start(spec, scope, capture)
     except BaseException:
@@ -660,6 +656,13 @@ def _with_input(options: dict[str, Any], data: bytes | None) -> dict[str, Any]:
     if "stdin" in options:
         raise errors.InvalidRequest("input", "and stdin exclude each other")
     return {**options, "stdin": data if len(data) <= RUN_INPUT else "pipe"}
+
+
+def _capture(connection: Connection, spec: Spec, limit: int | None) -> Capture:
+    settings, link = connection.settings, connection.link
+    # What is under way stays in the log too: a wider window would fill it unnoticed.
+    size = min(settings.window_bytes, (spec.retention or settings.retention).size)
+    return Capture(link, link.number(), settings.window_chunks, size, limit)
 
 
 def _check_code(done: Completed) -> None:
