@@ -39,9 +39,9 @@ from itertools import groupby, islice
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-__all__ = ["STREAMS", "Counts", "Cursor", "Hole", "Log", "Piece"]
+from broker.wire import STREAMS
 
-STREAMS = ("stdout", "stderr")
+__all__ = ["Counts", "Cursor", "Hole", "Log", "Piece"]
 
 # Most children write little, and a worker should stay small; a full pipe is 64 KiB.
 FIRST_BLOCK = 4096

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from broker.errors import InvalidRequest
+from broker.wire import MAX_TOKEN
 
 # Up to here a float holds every whole number. Anything larger is a mistake, and would
 # change as soon as some peer computes with it.
@@ -64,6 +65,14 @@ def text(name: str, value: object) -> None:
     except UnicodeEncodeError:
         # Without its cause, which would carry the text along.
         raise InvalidRequest(name, "holds half a character") from None
+
+
+def token(name: str, value: object) -> None:
+    """Refuse what cannot name a request on the wire."""
+    text(name, value)
+    assert isinstance(value, str)
+    if not 0 < len(value) <= MAX_TOKEN:
+        raise InvalidRequest(name, f"must be a text of 1 to {MAX_TOKEN} characters")
 
 
 def choice(*choices: str) -> Check:

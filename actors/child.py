@@ -6,10 +6,12 @@ import signal
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
+from math import inf
 from typing import Any, Final, Literal, Self
 
+from actors import checks
 from actors.connection import Connection
 from actors.events import (
     Completed,
@@ -25,7 +27,6 @@ from actors.spec import Spec
 from actors.streams import Capture, EventStream, Reader
 from actors.text import TextView
 from broker import errors
-from broker.link import Link
 from broker.wire import STREAMS, Kind, Message, unpack
 
 MAX_POLL: Final = 4 * 1024 * 1024
@@ -42,9 +43,9 @@ Data = bytes | bytearray | memoryview | str
 class Child:
     """One child process and everything that can be done with it.
 
-    Made by `Engine.spawn`, `Scope.spawn` and `Engine.attach`. A child spawned by an
-    engine is owned by this handle: closing or collecting it ends the child. One spawned
-    by a scope is owned by the scope.
+    Made by `Engine.spawn` and `Scope.spawn`. A child spawned by an engine is owned by
+    this handle: closing or collecting it ends the child. One spawned by a scope is
+    owned by the scope.
     """
 
     def __init__(self, connection: Connection, record: Record, *, owned: bool) -> None:
@@ -60,7 +61,7 @@ class Child:
         self._finalizer: weakref.finalize[..., Any] | None = None
         if owned:
             self._finalizer = weakref.finalize(
-                self, _collected, connection.link, record, record.process
+                self, _collected, connection, record, record.process
             )
             self._finalizer.atexit = False
 
@@ -143,7 +144,7 @@ class Child:
         body = {
             "wait": self._clamp(wait, first=bool(data) or not self._polled),
             "mode": _mode(mode, has_input=bool(data)),
-            "limit": _limit("max_bytes", max_bytes, MAX_POLL),
+            "limit": _limit("max_bytes", max_bytes, MAX_POLL, MAX_POLL),
         }
         async with self._polling:
             self._polled = True
@@ -159,9 +160,10 @@ class Child:
     def _clamp(self, wait: float | None, *, first: bool) -> float:
         settings = self._connection.settings
         asked = settings.poll_wait if wait is None else wait
-        if not asked >= 0:
-            raise errors.InvalidRequest("wait", "is not negative")
         most = settings.poll_wait_max if first else settings.poll_empty_wait_max
+        if asked == inf:
+            return most
+        checks.seconds("wait", asked)
         return min(asked, most)
 
     async def _ask_poll(
@@ -262,10 +264,7 @@ class Child:
         self._check()
         settings = self._connection.settings
         size = _limit("window", window, settings.window_bytes, settings.window_bytes)
-        if not isinstance(after, str):
-            _limit("after", after + 1, 1)
-        elif after not in ("oldest", "newest"):
-            raise errors.InvalidRequest("after", "is oldest, newest or a sequence")
+        _check_place(after)
         return EventStream(
             self,
             self._record,
@@ -294,12 +293,8 @@ class Child:
         self._check()
         if stream not in self._record.streams:
             raise errors.InvalidRequest("stream", f"{stream!r} is not piped here")
-        if isinstance(after, int):
-            start: int | None = _limit("after", after + 1, 1) - 1
-        elif after in ("oldest", "newest"):
-            start = 0 if after == "oldest" else None
-        else:
-            raise errors.InvalidRequest("after", "is oldest, newest or an offset")
+        _check_place(after)
+        start = _FIXED_PLACES[after] if isinstance(after, str) else after
         return Reader(self, self._record, self._link, stream, start)
 
     async def output(self, limit: int | None = None) -> Completed:
@@ -311,13 +306,14 @@ class Child:
             limit: bytes of both streams to keep; the rest is drained.
 
         Raises:
+            InvalidRequest: `limit` is no number of bytes.
+            SessionNotFound: the session was closed.
             OutputLimitExceeded: there was more; it carries what was kept.
             OutputLost: bytes had been dropped before this call.
             WorkerLost: the worker died.
         """
         self._check()
-        if limit is not None:
-            _limit("limit", limit + 1, 1)
+        checks.optional(checks.whole(0))("limit", limit)
         await self.close_stdin()
         return await self._capture(limit)
 
@@ -382,8 +378,7 @@ class Child:
         """
         self._check()
         payload = as_bytes("data", data)
-        if at is not None:
-            _limit("at", at + 1, 1)
+        checks.optional(checks.whole(0))("at", at)
         async with self._writing:
             return await self._write(payload, at)
 
@@ -428,6 +423,9 @@ class Child:
         """Close the child's stdin now; harmless to repeat.
 
         It does not wait behind a write: a pending one returns what went in so far.
+
+        Raises:
+            SessionNotFound: the session was closed.
         """
         self._check()
         try:
@@ -441,10 +439,12 @@ class Child:
         """Return how the child ended; any number of callers, before or after.
 
         Raises:
+            InvalidRequest: `timeout` is no time.
             TimedOut: it did not end within `timeout` seconds; it is left alone.
-            BrokerLost: the broker is gone.
+            BrokerLost: the broker is gone, or the engine was closed before the end.
         """
         self._check(alive=False)
+        checks.optional(checks.seconds)("timeout", timeout)
         record = self._record
         if record.status is None and record.failure is None:
             waiter = self._link.loop.create_future()
@@ -468,26 +468,35 @@ class Child:
             timeout: seconds until survivors are listed instead.
 
         Raises:
+            InvalidRequest: `timeout` is no time.
             SessionNotFound: the session was closed before.
+            WorkerLost: the worker died, and not all it left is proven gone.
         """
-        return await self._end(None, timeout, release=False)
+        return await self._end(None, timeout)
 
     async def terminate(self, grace: float = 2.0) -> KillReceipt:
-        """Ask the child to end (SIGTERM); after `grace` seconds kill what is left."""
-        timeout = self._connection.settings.kill_timeout
-        return await self._end(grace, timeout, release=False)
+        """Ask the child to end (SIGTERM); after `grace` seconds kill what is left.
 
-    async def _end(
-        self, grace: float | None, timeout: float, *, release: bool
-    ) -> KillReceipt:
+        Raises:
+            InvalidRequest: `grace` is no time.
+            SessionNotFound: the session was closed before.
+            WorkerLost: the worker died, and not all it left is proven gone.
+        """
+        timeout = self._connection.settings.kill_timeout
+        return await self._end(grace, timeout)
+
+    async def _end(self, grace: float | None, timeout: float) -> KillReceipt:
         self._check()
-        for name, value in (("grace", grace), ("timeout", timeout)):
-            if value is not None and not value >= 0:
-                raise errors.InvalidRequest(name, "is not negative")
-        return await self._connection.end(self.id, grace, timeout, release=release)
+        checks.optional(checks.seconds)("grace", grace)
+        checks.seconds("timeout", timeout)
+        return await self._connection.end(self.id, grace, timeout, release=False)
 
     async def interrupt(self) -> bool:
-        """Send SIGINT to the foreground group; False when the child has ended."""
+        """Send SIGINT to the foreground group; False when the child has ended.
+
+        Raises:
+            SessionNotFound: the session was closed.
+        """
         return await self._signal(signal.SIGINT, group=True, interrupt=True)
 
     async def signal(self, number: int, *, group: bool = False) -> bool:
@@ -498,6 +507,7 @@ class Child:
 
         Raises:
             InvalidRequest: there is no such signal.
+            SessionNotFound: the session was closed.
         """
         if isinstance(number, bool) or number not in signal.valid_signals():
             raise errors.InvalidRequest("number", f"{number!r} is no signal")
@@ -522,49 +532,39 @@ class Child:
         return await self._connection.snapshot(self.id)
 
     async def aclose(self) -> None:
-        """End the child if it still runs, and let the engine forget it."""
+        """End the child if it still runs, and let the engine forget it.
+
+        Raises:
+            EngineError: its tree could not be proven gone.
+        """
         if self._record.released:
             return
         self._check()
-        self._record.released = True
         if self._finalizer is not None:
             self._finalizer.detach()
-        timeout = self._connection.settings.kill_timeout
-        receipt = await self._end(None, timeout, release=True)
-        self._connection.forget(self._record)
-        if receipt.survivors:
-            left = ", ".join(str(s.pid) for s in receipt.survivors)
-            raise errors.EngineError(f"session {self.id}: not proven gone: {left}")
+        await self._connection.release(self._record)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _check(self, *, alive: bool = True) -> None:
         self._connection.check(alive=alive)
 
 
-def _collected(link: Link, record: Record, process: int) -> None:
+def _collected(connection: Connection, record: Record, process: int) -> None:
     """Drop a session whose last handle was collected; any thread, any moment."""
     record.handles -= 1
     if not record.here(process) or record.handles or record.released:
         return
     record.released = True
-    if link.lost is not None:
+    if connection.link.lost is not None:
         return
 
-    def drop() -> None:
-        if link.lost is None:  # the engine was left meanwhile: that dropped it too
-            link.drop(record.id)
-
-    link.call(drop)  # first: the warning may be made an error
+    # First: the warning may be made an error.
+    connection.link.call(lambda: connection.drop(record))
     warnings.warn(
         f"child {record.id} {record.argv!r} was never closed: its session is dropped",
         ResourceWarning,
@@ -609,24 +609,19 @@ async def run(
     timeout: float | None,
     limit: int | None,
     check: bool,
+    check_open: Callable[[], None],
     options: dict[str, Any],
 ) -> Completed:
-    """Run a command to its end, for an engine or a scope; see `Engine.run`."""
+    """Run a command to its end, for an engine or a scope; see `Engine.run`.
+
+    `check_open` is called once the command runs, and raises if its owner closed
+    meanwhile.
+    """
     data = None if input is None else as_bytes("input", input)
-    if timeout is not None and not timeout >= 0:
-        raise errors.InvalidRequest("timeout", "is not negative")
-    if limit is not None:
-        _limit("limit", limit + 1, 1)
-    if data is not None:
-        if "stdin" in options:
-            raise errors.InvalidRequest("input", "and stdin exclude each other")
-        options = {**options, "stdin": data if len(data) <= RUN_INPUT else "pipe"}
-    spec = Spec(argv, **options)
-    settings = connection.settings
-    # What is under way stays in the log too: a wider window would fill it unnoticed.
-    size = min(settings.window_bytes, (spec.retention or settings.retention).size)
-    link = connection.link
-    capture = Capture(link, link.number(), settings.window_chunks, size, limit)
+    checks.optional(checks.seconds)("timeout", timeout)
+    checks.optional(checks.whole(0))("limit", limit)
+    spec = Spec(argv, **_with_input(options, data))
+    capture = _capture(connection, spec, limit)
     try:
         record = await connection.start(spec, scope, capture)
     except BaseException:
@@ -637,7 +632,10 @@ async def run(
     if data is not None and len(data) > RUN_INPUT:
         feeding = asyncio.ensure_future(child.feed(data))
     try:
+        check_open()
         await _await_capture(child, capture, timeout)
+        if record.released:
+            raise errors.SessionNotFound("its scope closed meanwhile")
         done = completed(record, capture, limit)
     finally:
         capture.stop()
@@ -647,11 +645,32 @@ async def run(
             connection.drop(record)  # it did not come to its end, which releases it
         else:
             connection.forget(record)
-    if check and done.returncode != 0:
+    if check:
+        _check_code(done)
+    return done
+
+
+def _with_input(options: dict[str, Any], data: bytes | None) -> dict[str, Any]:
+    """Return the options of a run that is fed `data`, as far as it fits the spawn."""
+    if data is None:
+        return options
+    if "stdin" in options:
+        raise errors.InvalidRequest("input", "and stdin exclude each other")
+    return {**options, "stdin": data if len(data) <= RUN_INPUT else "pipe"}
+
+
+def _capture(connection: Connection, spec: Spec, limit: int | None) -> Capture:
+    settings, link = connection.settings, connection.link
+    # What is under way stays in the log too: a wider window would fill it unnoticed.
+    size = min(settings.window_bytes, (spec.retention or settings.retention).size)
+    return Capture(link, link.number(), settings.window_chunks, size, limit)
+
+
+def _check_code(done: Completed) -> None:
+    if done.returncode != 0:
         raise errors.CommandFailed(
             done.returncode or 0, list(done.argv), done.stdout, done.stderr
         )
-    return done
 
 
 async def _await_capture(child: Child, capture: Capture, timeout: float | None) -> None:
@@ -693,9 +712,16 @@ def _mode(mode: str | None, *, has_input: bool) -> str:
     return mode
 
 
-def _limit(name: str, value: int | None, default: int, most: int | None = None) -> int:
-    if value is None:
-        return default
-    if type(value) is not int or value < 1 or value > 2**53:
-        raise errors.InvalidRequest(name, "is a whole number in range")
-    return value if most is None else min(value, most)
+_FIXED_PLACES: Final[dict[str, int | None]] = {"oldest": 0, "newest": None}
+
+
+def _check_place(after: object) -> None:
+    if not isinstance(after, str):
+        checks.whole(0)("after", after)
+    elif after not in _FIXED_PLACES:
+        raise errors.InvalidRequest("after", "must be oldest, newest or a number")
+
+
+def _limit(name: str, value: int | None, default: int, most: int) -> int:
+    checks.optional(checks.size)(name, value)
+    return default if value is None else min(value, most)

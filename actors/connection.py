@@ -4,14 +4,14 @@ import asyncio
 import os
 import secrets
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from actors.ambient import Surroundings
 from actors.embedded import Embedded
 from actors.events import ExitStatus, KillReceipt, Snapshot
 from actors.launch import Launch
 from actors.record import Record, lost_status
-from actors.settings import Settings
+from actors.settings import WATCHES, Settings
 from actors.spec import Spec
 from actors.streams import Capture
 from broker import errors
@@ -201,6 +201,10 @@ class Connection:
         for name, default in _NOT_YET.items():
             if getattr(spec, name) != default:
                 raise errors.InvalidRequest(name, "is not supported by this version")
+        for watch in WATCHES:
+            if spec.limits.watch(watch) is not None:
+                name = f"limits.{watch}"
+                raise errors.InvalidRequest(name, "is not supported by this version")
 
     def _adopt(self, reply: Message, launch: Launch, scope: str | None) -> Record:
         known = self.records.get(reply.session)
@@ -222,9 +226,32 @@ class Connection:
         self.records[record.id] = record
         return record
 
+    def owned_by(self, scope: str) -> list[Record]:
+        """Return the sessions of a scope that were not released yet, by id."""
+        found = [r for r in self.records.values() if r.scope == scope]
+        return sorted((r for r in found if not r.released), key=lambda r: r.id)
+
     def forget(self, record: Record) -> None:
         """Stop tracking a session that was released."""
         self.records.pop(record.id, None)
+
+    async def release(self, record: Record) -> None:
+        """End a session if it still runs, and have the broker forget it.
+
+        Raises:
+            EngineError: the tree could not be proven gone.
+        """
+        record.released = True
+        timeout = self.settings.kill_timeout
+        try:
+            receipt = await self.end(record.id, None, timeout, release=True)
+        except errors.SessionNotFound:  # a run's own end was faster
+            return
+        finally:
+            self.forget(record)
+        if receipt.survivors:
+            left = ", ".join(str(s.pid) for s in receipt.survivors)
+            raise errors.EngineError(f"session {record.id}: not proven gone: {left}")
 
     def drop(self, record: Record) -> None:
         """Give a session up without waiting: what is left of its tree is killed."""
@@ -272,7 +299,7 @@ class Connection:
         found = await asyncio.gather(
             *(self.snapshot(number) for number in ids), return_exceptions=True
         )
-        return [item for item in found if isinstance(item, Snapshot)]
+        return [item for item in found if _is_there(item)]
 
     async def snapshot(self, number: int) -> Snapshot:
         """Return how a session is now.
@@ -302,6 +329,19 @@ def _document(launch: Launch) -> bytes:
         return pack(launch.to_wire())
     except errors.ProtocolError as large:
         raise errors.InvalidRequest("argv", f"with env: {large}") from large
+
+
+def _is_there(found: Snapshot | BaseException) -> TypeGuard[Snapshot]:
+    """Return whether a listed session was still there for its snapshot.
+
+    Raises:
+        BaseException: the answer was another than that it is gone.
+    """
+    if isinstance(found, errors.SessionNotFound | errors.WorkerLost):
+        return False
+    if isinstance(found, BaseException):
+        raise found
+    return True
 
 
 def _receipt(answer: list[Any]) -> KillReceipt | errors.SessionNotFound:

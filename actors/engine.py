@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from actors.child import Child, as_bytes, run
@@ -69,12 +68,7 @@ class Engine:
         self._opened = connection
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -136,14 +130,16 @@ class Engine:
             SpawnFailed, InvalidRequest, CapacityExceeded: as for `spawn`.
             WorkerLost: the worker died.
         """
+        connection = self._connection()
         return await run(
-            self._connection(),
+            connection,
             None,
             argv,
             input=input,
             timeout=timeout,
             limit=limit,
             check=check,
+            check_open=connection.check,
             options=options,
         )
 
@@ -204,18 +200,9 @@ class Engine:
         link = self._connection().link
         reply = await link.ask(Kind.INFO)
         counts: Any = dict(reply.body)
-        machine = host.report()
-        versions = {
-            "creche": __version__,
-            "wire": str(VERSION),
-            "python": machine.python,
-            "kernel": machine.kernel,
-            "zmq": machine.zmq,
-            "msgpack": machine.msgpack,
-            "psutil": machine.psutil,
-        }
+        own = {"creche": __version__, "wire": str(VERSION)}
         return Info(
-            versions=versions,
+            versions=own | host.versions(),
             endpoint=link.endpoint,
             containment="subreaper",
             limits={"sessions": counts.pop("capacity"), "ids_per_kill": MAX_IDS},

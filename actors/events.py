@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from actors.settings import TtySize
-from broker.errors import EngineError, InvalidRequest, ProtocolError
+from broker.errors import InvalidRequest, ProtocolError
 
 __all__ = [
     "Cause",
@@ -28,19 +28,14 @@ __all__ = [
     "Gap",
     "Info",
     "KillReceipt",
-    "Lifecycle",
-    "LifecycleKind",
-    "Match",
     "Piece",
     "PollResult",
     "Snapshot",
     "State",
-    "Stats",
     "Stream",
     "StreamAbandoned",
     "StreamEof",
     "StreamError",
-    "StreamStats",
     "Survivor",
     "Usage",
     "WriteResult",
@@ -61,17 +56,6 @@ Cause = Literal[
     "broker-lost",
     "lost",
 ]
-LifecycleKind = Literal[
-    "starting",
-    "running",
-    "exited",
-    "closed",
-    "lost",
-    "evicted",
-    "warning",
-    "failed",
-]
-
 # --- the wire: which types each place of a list may hold -----------------------------
 
 Shape = tuple[type, ...]
@@ -194,10 +178,10 @@ class ExitStatus:
         core: Whether it left a core file.
         cause: Why it ended. `exited` stands for a signal, too, that nobody here sent.
         usage: What it used; zeros when its worker was lost.
-        started: Stamp of the request's arrival at the worker, None when lost.
+        started: Stamp of the request's arrival at the worker, None if unknown.
         execed: Stamp of the program's start, None when lost.
         ended: Stamp of the end, None when lost.
-        wall_time: Seconds from start to end.
+        wall_time: Seconds from start to end, 0 when lost.
         leftovers: Descendants that were left alone after the end.
 
     Raises:
@@ -499,22 +483,7 @@ class Piece:
     eof: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Where an expected pattern was found.
-
-    Attributes:
-        offset: Bytes of the stream before the match.
-        groups: The whole match, then its groups; None for one that took no part.
-        before: Bytes between the reader's place and the match.
-    """
-
-    offset: int
-    groups: tuple[bytes | None, ...]
-    before: bytes
-
-
-WriteState = Literal["starting", "running", "ended"]
+WriteState = Literal["running", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,91 +498,8 @@ class WriteResult:
     accepted: int
     state: WriteState
 
-    def to_wire(self) -> list[Any]:
-        """Return the fields in order."""
-        return [self.accepted, self.state]
-
-    @classmethod
-    def from_wire(cls, wire: object) -> Self:
-        """Return what `to_wire` was called on.
-
-        Raises:
-            ProtocolError: It is something else.
-        """
-        accepted, state = _list("write result", wire, INT, TEXT)
-        _check_word("write result", state, WriteState)
-        return cls(accepted, state)
-
 
 # --- reports -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StreamStats:
-    """What became of one stream's bytes: `produced` = `retained` + `dropped`.
-
-    Attributes:
-        produced: Bytes that the child wrote.
-        retained: Bytes in the log.
-        dropped: Bytes no longer in the log.
-    """
-
-    produced: int
-    retained: int
-    dropped: int
-
-    def to_wire(self) -> list[Any]:
-        """Return the fields in order."""
-        return [self.produced, self.retained, self.dropped]
-
-    @classmethod
-    def from_wire(cls, wire: object) -> Self:
-        """Return what `to_wire` was called on.
-
-        Raises:
-            ProtocolError: It is something else.
-        """
-        return cls(*_list("stream statistics", wire, INT, INT, INT))
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """What a session's tree uses now.
-
-    Attributes:
-        stdout: Bytes of standard output, or of the terminal.
-        stderr: Bytes of standard error; None when there is no such stream.
-        cpu_time: Processor time of the tree so far, seconds.
-        memory: Resident memory of the tree, bytes.
-        processes: Processes in the tree.
-    """
-
-    stdout: StreamStats
-    stderr: StreamStats | None
-    cpu_time: float
-    memory: int
-    processes: int
-
-    def to_wire(self) -> list[Any]:
-        """Return the fields in order."""
-        stderr = None if self.stderr is None else self.stderr.to_wire()
-        used = [self.cpu_time, self.memory, self.processes]
-        return [self.stdout.to_wire(), stderr, *used]
-
-    @classmethod
-    def from_wire(cls, wire: object) -> Self:
-        """Return what `to_wire` was called on.
-
-        Raises:
-            ProtocolError: It is something else.
-        """
-        shapes = (ITEMS, ITEMS_OR_NONE, NUMBER, INT, INT)
-        stdout, stderr, *used = _list("statistics", wire, *shapes)
-        return cls(
-            StreamStats.from_wire(stdout),
-            None if stderr is None else StreamStats.from_wire(stderr),
-            *used,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -715,31 +601,6 @@ def _tty(what: str, wire: object) -> TtySize:
         return TtySize.from_wire(wire)
     except InvalidRequest as misfit:
         raise ProtocolError(f"malformed {what}: {misfit}") from misfit
-
-
-@dataclass(frozen=True, slots=True)
-class Lifecycle:
-    """A turn in the life of some session of a scope.
-
-    Attributes:
-        kind: What happened; `failed` is the end of a start that did not succeed.
-        id: The session's number.
-        scope: Name of its scope.
-        sequence: Place in this scope's stream, without holes.
-        time: Stamp.
-        status: How the child ended, where it did.
-        error: Why it did not start or what the warning is about, where there is one.
-        missed: Events just before this one that this listener was too slow for.
-    """
-
-    kind: LifecycleKind
-    id: int
-    scope: str
-    sequence: int
-    time: float
-    status: ExitStatus | None = None
-    error: EngineError | None = None
-    missed: int = 0
 
 
 Containment = Literal["pidns", "cgroup", "subreaper", "pgroup"]

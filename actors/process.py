@@ -159,7 +159,7 @@ def _exec(launch: Launch, ends: tuple[int, int, int]) -> int:
 
 def _fork_exec(launch: Launch, ends: tuple[int, int, int]) -> int:
     program = launch.executable or launch.argv[0]
-    failure_read, failure_write = os.pipe()
+    failure_read, failure_write = _failure_pipe()
     try:
         pid = _posixsubprocess.fork_exec(
             list(launch.argv),
@@ -196,6 +196,13 @@ def _fork_exec(launch: Launch, ends: tuple[int, int, int]) -> int:
         os.waitpid(pid, 0)
         raise _failed(failure, launch, program)
     return pid
+
+
+def _failure_pipe() -> tuple[int, int]:
+    try:
+        return os.pipe()
+    except OSError as error:
+        raise SpawnFailed(error.errno or 0, "pipe") from error
 
 
 def _read_all(fd: int) -> bytes:

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from actors.events import ExitStatus, Usage
+from actors.events import ExitStatus
 from broker import errors
 
 if TYPE_CHECKING:
@@ -73,16 +73,4 @@ class Record:
 
 def lost_status(started: float) -> ExitStatus:
     """Return the status of a session whose worker was lost: nothing is known."""
-    nothing = Usage(user=0.0, sys=0.0, max_rss=0, voluntary=0, involuntary=0)
-    return ExitStatus(
-        code=None,
-        signal=None,
-        core=False,
-        cause="worker-lost",
-        usage=nothing,
-        started=started,
-        execed=started,
-        ended=started,
-        wall_time=0.0,
-        leftovers=(),
-    )
+    return ExitStatus(code=None, cause="worker-lost", started=started)

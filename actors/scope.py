@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from actors.child import Child, run
@@ -28,7 +27,6 @@ class Scope:
         self.name = name
         self._connection = connection
         self._on_close = on_close
-        self._children: dict[int, Child] = {}
         self._closed = False
         self._guard: asyncio.Task[None] | None = None
         if cancel is not None:
@@ -37,12 +35,7 @@ class Scope:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def _close_on(self, cancel: Any) -> None:
@@ -54,18 +47,18 @@ class Scope:
         await self.aclose()
 
     async def spawn(self, argv: Any, **options: Any) -> Child:
-        """Start a child that this scope owns; see `Engine.spawn`."""
+        """Start a child that this scope owns; see `Engine.spawn`.
+
+        Raises:
+            SessionNotFound: the scope is closed, or was while the child started.
+        """
         self._check()
         record = await self._connection.start(Spec(argv, **options), self.name)
-        child = self._children.get(record.id)
-        if child is None:
-            child = self._children[record.id] = Child(
-                self._connection, record, owned=False
-            )
         if self._closed:
-            await child.aclose()
+            if not record.released:
+                await self._connection.release(record)
             raise errors.SessionNotFound(f"the scope {self.name!r} closed meanwhile")
-        return child
+        return Child(self._connection, record, owned=False)
 
     async def run(
         self,
@@ -77,7 +70,11 @@ class Scope:
         limit: int | None = None,
         **options: Any,
     ) -> Completed:
-        """Run a command to its end within this scope; see `Engine.run`."""
+        """Run a command to its end within this scope; see `Engine.run`.
+
+        Raises:
+            SessionNotFound: the scope is closed, or was before the command ended.
+        """
         self._check()
         return await run(
             self._connection,
@@ -87,18 +84,32 @@ class Scope:
             timeout=timeout,
             limit=limit,
             check=check,
+            check_open=self._check,
             options=options,
         )
 
     async def children(self) -> list[Snapshot]:
-        """Return this scope's live sessions, by id."""
+        """Return this scope's live sessions, by id.
+
+        Raises:
+            SessionNotFound: the scope is closed.
+        """
         self._check()
         return await self._connection.children(self.name)
 
     async def kill(self) -> list[KillReceipt | errors.SessionNotFound]:
-        """End every child of this scope now, and keep them readable."""
+        """End every child of this scope now, and keep them readable.
+
+        Returns:
+            One receipt each, in the order of their ids; in the place of one that is
+            gone already stands its `SessionNotFound`.
+
+        Raises:
+            SessionNotFound: the scope is closed.
+        """
         self._check()
-        return await self._connection.kill_many(list(self._children))
+        owned = self._connection.owned_by(self.name)
+        return await self._connection.kill_many([record.id for record in owned])
 
     async def aclose(self) -> int:
         """End and release every child, in parallel; return how many there were.
@@ -114,18 +125,18 @@ class Scope:
         if self._guard is not None:
             self._guard.cancel()
         self._on_close(self.name)
-        children = list(self._children.values())
+        owned = self._connection.owned_by(self.name)
         results = await asyncio.gather(
-            *(child.aclose() for child in children), return_exceptions=True
+            *map(self._connection.release, owned), return_exceptions=True
         )
         failed = []
-        for child, result in zip(children, results, strict=True):
+        for record, result in zip(owned, results, strict=True):
             if isinstance(result, Exception):
-                result.add_note(f"while closing session {child.id} {child.argv!r}")
+                result.add_note(f"while closing session {record.id} {record.argv!r}")
                 failed.append(result)
         if failed:
             raise ExceptionGroup(f"closing the scope {self.name!r}", failed)
-        return len(children)
+        return len(owned)
 
     def _check(self) -> None:
         self._connection.check()

@@ -15,6 +15,7 @@ PolicyKind = Literal["tail", "head_tail", "block"]
 Action = Literal["terminate", "notify"]
 WatchName = Literal["output", "tree_memory", "tree_processes"]
 Leftover = Literal["kill", "keep", "report"]
+
 # --- what a child gets ---------------------------------------------------------------
 
 
@@ -142,7 +143,7 @@ _RLIMITS: Mapping[str, int] = {
     "file_size": resource.RLIMIT_FSIZE,
     "processes": resource.RLIMIT_NPROC,
 }
-_WATCHES: tuple[WatchName, ...] = ("output", "tree_memory", "tree_processes")
+WATCHES: tuple[WatchName, ...] = ("output", "tree_memory", "tree_processes")
 
 Rlimits = tuple[tuple[int, int, int], ...]
 """Rows of resource number, soft limit, hard limit; -1 is "no limit"."""
@@ -193,7 +194,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         checks.check_all(self._CHECKS, self, "limits.")
-        for name in _WATCHES:
+        for name in WATCHES:
             value = getattr(self, name)
             if value is not None and not isinstance(value, Watch):
                 checks.size(f"limits.{name}", value)
@@ -218,7 +219,7 @@ class Limits:
         numbers = {name: getattr(self, name) for name in self._CHECKS}
         watches = {
             name: [watch.value, watch.action]
-            for name in _WATCHES
+            for name in WATCHES
             if (watch := self.watch(name))
         }
         return {k: v for k, v in numbers.items() if v is not None} | watches
@@ -230,10 +231,10 @@ class Limits:
         Raises:
             InvalidRequest: It is something else.
         """
-        unset = dict.fromkeys((*cls._CHECKS, *_WATCHES))
+        unset = dict.fromkeys((*cls._CHECKS, *WATCHES))
         known = unset | wire if isinstance(wire, dict) else wire
         values = checks.exactly("limits", known, unset)
-        for name in _WATCHES:
+        for name in WATCHES:
             if values[name] is not None:
                 values[name] = Watch(*checks.pair(f"limits.{name}", values[name]))
         return cls(**values)
@@ -264,21 +265,10 @@ class Settings:
         poll_wait: How long a poll waits unless told.
         poll_wait_max: Most that a first poll, or one with input, waits.
         poll_empty_wait_max: Most that a later poll without input waits.
-        retain_seconds: How long an ended session stays although nobody asks for it.
-        retain_count: Ended and reported sessions kept for each owner.
-        lifecycle_backlog: Lifecycle events kept for a slow listener.
-        capacity: Live sessions of one client; None leaves it to the broker.
-        protected: Most recently used sessions that are never evicted.
         warm: Idle workers kept ready.
         lease: A remote or hung client is given up after this silence.
         lease_renewal: Time between renewals; shorter than `lease`.
-        reconnect_grace: How long workers and calls wait for a lost broker.
         on_hung: Whether a stopped local client keeps its sessions.
-        containment: How trees are held together; `auto` is the best there is.
-        service_start_timeout: Time for a service to become ready.
-        service_stop_timeout: Time for a service's stop command.
-        service_tail: Bytes of output kept of a service that did not start.
-        scratch_root: Directory of scratch directories; None is the runtime directory.
 
     Raises:
         InvalidRequest: `settings.NAME` is not valid, alone or beside the others.
@@ -301,21 +291,10 @@ class Settings:
     poll_wait: float = 10.0
     poll_wait_max: float = 30.0
     poll_empty_wait_max: float = 300.0
-    retain_seconds: float = 30.0
-    retain_count: int = 256
-    lifecycle_backlog: int = 256
-    capacity: int | None = None
-    protected: int = 8
     warm: int = 4
     lease: float = 10.0
     lease_renewal: float = 3.0
-    reconnect_grace: float = 3.0
     on_hung: Literal["keep", "kill"] = "keep"
-    containment: Literal["auto", "cgroup", "subreaper"] = "auto"
-    service_start_timeout: float = 30.0
-    service_stop_timeout: float = 30.0
-    service_tail: int = 65536
-    scratch_root: str | None = None
 
     # Zero is allowed where it means "at once" or "none", never as a size or deadline.
     _CHECKS: ClassVar[Mapping[str, Check]] = {
@@ -336,21 +315,10 @@ class Settings:
         "poll_wait": checks.some_seconds,
         "poll_wait_max": checks.some_seconds,
         "poll_empty_wait_max": checks.some_seconds,
-        "retain_seconds": checks.seconds,
-        "retain_count": checks.whole(0),
-        "lifecycle_backlog": checks.size,
-        "capacity": checks.optional(checks.size),
-        "protected": checks.whole(0),
         "warm": checks.whole(0),
         "lease": checks.some_seconds,
         "lease_renewal": checks.some_seconds,
-        "reconnect_grace": checks.seconds,
         "on_hung": checks.choice("keep", "kill"),
-        "containment": checks.choice("auto", "cgroup", "subreaper"),
-        "service_start_timeout": checks.some_seconds,
-        "service_stop_timeout": checks.some_seconds,
-        "service_tail": checks.size,
-        "scratch_root": checks.optional(checks.text),
     }
 
     def __post_init__(self) -> None:
@@ -362,25 +330,9 @@ class Settings:
                 "settings.lease_renewal", "must be less than the lease"
             )
 
-    def to_wire(self) -> dict[str, Any]:
-        """Return a map of plain values, one for each field."""
-        return {name: to_plain(getattr(self, name)) for name in self._CHECKS}
-
-    @classmethod
-    def from_wire(cls, wire: object) -> Self:
-        """Return the settings that `to_wire` gave.
-
-        Raises:
-            InvalidRequest: It is something else.
-        """
-        values = checks.exactly("settings", wire, cls._CHECKS)
-        values["retention"] = OutputPolicy.from_wire(values["retention"])
-        values["tty"] = TtySize.from_wire(values["tty"])
-        return cls(**values)
-
 
 def to_plain(value: object) -> object:
-    """Return the wire form of a field of settings or a launch."""
+    """Return the wire form of a field of a launch."""
     if isinstance(value, TtySize | OutputPolicy | Limits):
         return value.to_wire()
     return value

@@ -124,7 +124,7 @@ class Spec:
         metadata: Pairs given back, copied, with every result.
         authority: A note given back with every snapshot.
         observe: Directories below which changes are recorded.
-        request_id: Name of this request, for retrying it.
+        request_id: Name of this request, for retrying it; 1 to 128 characters.
         on_full: Whether a full engine refuses or evicts another session.
         queue: Seconds to wait for room; None does not wait.
 
@@ -176,7 +176,7 @@ class Spec:
         "timeout": checks.optional(checks.some_seconds),
         "idle_timeout": checks.optional(checks.some_seconds),
         "authority": checks.optional(checks.text),
-        "request_id": checks.optional(checks.text),
+        "request_id": checks.optional(checks.token),
         "on_full": checks.choice("refuse", "evict"),
         "queue": checks.optional(checks.seconds),
     }

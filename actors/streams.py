@@ -8,9 +8,9 @@ import asyncio
 import weakref
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final, Self
 
+from actors import checks
 from actors.events import (
     Chunk,
     Closed,
@@ -136,12 +136,7 @@ class EventStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _feed(self, message: Message) -> None:
@@ -173,7 +168,7 @@ class EventStream:
 
     def _worker_lost(self) -> list[Event]:
         broken = [
-            StreamError(stream, "worker-lost", "the worker was lost", 0)
+            StreamError(stream, "worker-lost", "the worker was lost")
             for stream in STREAMS
             if stream in self._open
         ]
@@ -322,10 +317,8 @@ class Reader:
             InvalidRequest: a bound is out of range.
             WorkerLost: the worker died with what it had not yet sent.
         """
-        if type(max_bytes) is not int or max_bytes < 1:
-            raise errors.InvalidRequest("max_bytes", "is at least 1")
-        if not wait >= 0:
-            raise errors.InvalidRequest("wait", "is not negative")
+        checks.size("max_bytes", max_bytes)
+        checks.seconds("wait", wait)
         async with self._lock:
             return await self._read(max_bytes, wait)
 

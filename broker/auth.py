@@ -25,7 +25,6 @@ from broker.errors import EngineError, InvalidRequest
 
 __all__ = [
     "BROKER_SOCKET",
-    "ENGINE_LOG",
     "LIFELINE_SOCKET",
     "RUN_PREFIX",
     "AlreadyRunning",
@@ -38,16 +37,13 @@ __all__ = [
 
 BROKER_SOCKET: Final = b"broker.sock"
 LIFELINE_SOCKET: Final = b"lifeline.sock"
-ENGINE_LOG: Final = b"engine.log"
 RUN_PREFIX: Final = b"run-"
 """Names of embedded engines' own directories below the root begin so."""
 
 _LOCK: Final = b"lock"
 _KEY: Final = b"operator.key"
 _NEW_KEY: Final = b"operator.key.new"
-_FILES: Final = frozenset(
-    (BROKER_SOCKET, LIFELINE_SOCKET, ENGINE_LOG, _LOCK, _KEY, _NEW_KEY)
-)
+_FILES: Final = frozenset((BROKER_SOCKET, LIFELINE_SOCKET, _LOCK, _KEY, _NEW_KEY))
 _KEY_FORM: Final = re.compile(rb"[0-9a-f]{64}")
 _SOCKET_PATH_MAX: Final = 107
 """Bytes of a path in `sockaddr_un`, its final zero not counted."""

@@ -17,7 +17,7 @@ import psutil
 
 from broker import cgroup, tree
 
-__all__ = ["Host", "Usage", "report", "tree_usage"]
+__all__ = ["Host", "Usage", "report", "tree_usage", "versions"]
 
 # From asm-generic/socket.h, Linux 6.5; Python has no name for it yet.
 SO_PEERPIDFD = 77
@@ -39,8 +39,8 @@ class Host:
         zmq: The version of pyzmq, "missing" if it is not installed.
         msgpack: Likewise.
         psutil: Likewise.
-        containment: How trees are held: "cgroup", "subreaper", or "pgroup", which a
-            child can leave.
+        containment: The best by which a tree can be held here: "cgroup", "subreaper",
+            or "pgroup", which a child can leave.
         files_soft: Descriptors this process may have open now.
         files_hard: As many as it may ask for.
         pid_max: Where the kernel's pids end.
@@ -166,11 +166,7 @@ def report() -> Host:
     memory = psutil.virtual_memory()
     pipe_pages = _number("/proc/sys/fs/pipe-user-pages-soft")
     return Host(
-        kernel=platform.release(),
-        python=platform.python_version(),
-        zmq=_version("pyzmq"),
-        msgpack=_version("msgpack"),
-        psutil=_version("psutil"),
+        **versions(),
         containment=_containment(),
         files_soft=files_soft,
         files_hard=files_hard,
@@ -188,6 +184,17 @@ def report() -> Host:
         # Zero pages switch the limit off.
         pipe_soft_limit=pipe_pages * resource.getpagesize() if pipe_pages else None,
     )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the kernel, this interpreter and the libraries."""
+    return {
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "zmq": _version("pyzmq"),
+        "msgpack": _version("msgpack"),
+        "psutil": _version("psutil"),
+    }
 
 
 def _version(package: str) -> str:

@@ -1,8 +1,8 @@
 """The lease page: one number in shared memory by which the broker shows that it runs.
 
-The broker stamps it every `RENEWAL` seconds with its monotonic clock; a worker whose
-page has not changed for `DURATION` ends its tree. One page serves every worker of a
-machine: no message, no wake-up of the pool, nothing that grows with the sessions.
+The broker stamps it every `RENEWAL` seconds with its monotonic clock. The pool looks at
+it as often, for all its workers: when the last stamp is older than `DURATION`, every
+worker is told to end its tree. No message, and nothing that grows with the sessions.
 """
 
 import mmap

@@ -89,7 +89,7 @@ class Leg:
         sock: a connected AF_UNIX stream socket; the leg owns it from now on.
 
     Attributes:
-        queued: bytes that wait for `flush`.
+        queued: bytes that wait for `flush`, to be called when the socket is writable.
     """
 
     __slots__ = (
@@ -119,11 +119,6 @@ class Leg:
     def fileno(self) -> int:
         """Return the socket's descriptor, -1 when the leg is closed."""
         return self._sock.fileno()
-
-    @property
-    def wants_write(self) -> bool:
-        """Whether to call `flush` when the socket becomes writable."""
-        return self.queued > 0
 
     def send(
         self,

@@ -541,8 +541,8 @@ class Router:
         """Pass a command on to its session's worker, answered to `ask`."""
         ask = ask or Ask(client.id, message.request)
         if message.kind is Kind.CREDIT:
-            # It carries its reader's number, but wants no answer: one would be taken for
-            # the reader's end, while the real one may still be on its way.
+            # It carries its reader's number, but wants no answer: one would be taken
+            # for the reader's end, while the real one may still be on its way.
             ask = Ask(client.id, 0)
         session = self.sessions.get(message.session)
         if (

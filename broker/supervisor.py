@@ -323,6 +323,9 @@ def main(options: Options) -> NoReturn:
     _prepare_process(options.log)
     try:
         supervisor = Supervisor(options)
+    except auth.AlreadyRunning:
+        _say(f"creche: a broker is already running at {options.endpoint}")
+        os._exit(1)
     except EngineError as error:
         _tell(options, f"failed {error}")
         _say(f"creche: {error}")

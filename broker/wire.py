@@ -26,6 +26,7 @@ __all__ = [
     "MAX_CONTROL",
     "MAX_IDS",
     "MAX_PAYLOAD",
+    "MAX_TOKEN",
     "SHAPES",
     "STREAMS",
     "VERSION",
@@ -44,6 +45,8 @@ MAX_CONTROL: Final = 16 * 1024
 """Bytes of a control frame: everything larger travels as payload."""
 MAX_PAYLOAD: Final = 8 * 1024 * 1024
 """Bytes of a payload frame: a spawn spec with 3 MiB of arguments fits."""
+MAX_TOKEN: Final = 128
+"""Characters of a spawn's token, which is the caller's request id if there is one."""
 MAX_IDS: Final = 1000
 """Sessions named by one command, so that its control frame stays within bounds."""
 STREAMS: Final = ("stdout", "stderr")
@@ -140,7 +143,7 @@ def _whole(low: int = 0, high: int = _BIG) -> Check:
     return lambda value: type(value) is int and low <= value <= high
 
 
-def _seconds(high: float = 1e9) -> Check:
+def _seconds(high: float = 2.0**53) -> Check:
     return lambda value: type(value) in (int, float) and 0 <= value <= high
 
 
@@ -178,7 +181,7 @@ def _plain(value: Any, depth: int = 4) -> bool:
 
 _STREAM = _one_of(*STREAMS)
 _IDS = _list_of(_whole(1))
-_TOKEN = _text(128)
+_TOKEN = _text(MAX_TOKEN)
 _CAUSE = _text(32)
 _ANYTHING = None
 """Shape of an answer's body: any keys, plain values."""

@@ -178,6 +178,8 @@ async def test_a_lost_worker_ends_an_event_stream_with_all_that_is_known() -> No
         assert isinstance(closed, actors.Closed)
         assert {event.stream for event in broken} == {"stdout", "stderr"}  # type: ignore[union-attr]
         assert all(isinstance(event, actors.StreamError) for event in broken)
+        assert {event.errno for event in broken} == {None}  # type: ignore[union-attr]
+        assert (exited.status.execed, exited.status.ended) == (None, None)
         await went(word)
 
 

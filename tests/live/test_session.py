@@ -13,6 +13,7 @@ import pytest
 
 import actors
 from actors import OutputPolicy
+from broker import cgroup
 from tests.helpers import NOT_BLOCKED, alive, end, eventually, gone, parent, tag, tagged
 from tests.live.children import (
     BURST,
@@ -168,6 +169,47 @@ async def test_s7_a_scope_closes_when_what_it_is_bound_to_fires() -> None:
                 assert (await child.wait()).cause == "owner-drop"
             await asyncio.to_thread(gone, word)
             await scope.aclose()
+
+
+async def test_s7_a_scope_ends_what_it_runs_too() -> None:
+    word = tag()
+    async with actors.Engine() as engine:
+        for kill_first in (False, True):
+            async with engine.scope() as scope:
+                running = asyncio.create_task(scope.run(program(REST, word)))
+                async with asyncio.timeout(NOT_BLOCKED):
+                    while not await scope.children():
+                        await asyncio.sleep(0)
+                if kill_first:
+                    (receipt,) = await scope.kill()
+                    assert isinstance(receipt, actors.KillReceipt)
+                    assert (await running).status.cause == "killed"
+            assert not tagged(word)
+            if not kill_first:
+                with pytest.raises(actors.SessionNotFound):
+                    await running
+        assert (await engine.info()).counts["live"] == 0
+
+
+async def test_s7_a_scope_that_closes_before_a_run_has_begun_starts_nothing() -> None:
+    word = tag()
+    async with actors.Engine() as engine:
+        scope = engine.scope()
+        running = asyncio.create_task(scope.run(program(REST, word)))
+        await asyncio.sleep(0)  # the spawn is on its way, its answer is not
+        assert await scope.aclose() == 0
+        with pytest.raises(actors.SessionNotFound):
+            await running
+        await asyncio.to_thread(gone, word)
+
+
+async def test_s7_a_scope_knows_no_children_that_were_closed() -> None:
+    async with actors.Engine() as engine, engine.scope() as scope:
+        for _ in range(3):
+            async with await scope.spawn(["true"]) as child:
+                await child.wait()
+        assert await scope.kill() == []
+        assert await scope.aclose() == 0
 
 
 async def test_s7_an_exception_ends_the_scope_and_passes() -> None:
@@ -1056,4 +1098,86 @@ async def test_closed_streams_do_not_end_a_child() -> None:
         assert len(engine_processes(engine)["broker"]) == 1
         await child.close_stdin()
         assert kinds(await collected(stream)) == ["Exited", "Closed"]
+        await child.aclose()
+
+
+async def test_s42_a_collected_child_is_forgotten_by_its_engine() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(["true"])
+        await child.wait()
+        connection = engine._opened
+        assert connection is not None
+        assert list(connection.records) == [child.id]
+        with pytest.warns(ResourceWarning, match="never closed"):
+            del child
+        await engine.info()
+        assert not connection.records
+
+
+async def test_s17_budgets_that_nobody_watches_yet_are_refused() -> None:
+    async with actors.Engine() as engine:
+        for name in ("output", "tree_memory", "tree_processes"):
+            limits: Any = {name: 1 << 30}
+            with pytest.raises(actors.InvalidRequest) as refused:
+                await engine.spawn(["true"], limits=actors.Limits(**limits))
+            assert refused.value.field == f"limits.{name}"
+
+
+async def test_s17_a_timeout_of_months_is_as_good_as_one_of_seconds() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(
+            program(REST, tag()), stdin="pipe", timeout=1e7, idle_timeout=1e9
+        )
+        assert (await child.poll(mode="output")).stdout == b"ready\n"
+        reading = asyncio.ensure_future(child.reader(after="newest").read(wait=1e8))
+        assert (await child.snapshot()).state == "running"
+        assert (await child.kill()).survivors == ()
+        assert (await reading).eof
+        assert (await child.wait()).cause == "killed"
+        await child.aclose()
+
+
+async def test_asking_for_information_does_not_move_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A probe for cgroups does, and this program may fork at any time."""
+    monkeypatch.setattr(cgroup, "probe", lambda: pytest.fail("probed"))
+    async with actors.Engine() as engine:
+        info = await engine.info()
+        assert info.versions["creche"] == actors.__version__
+        assert info.versions.keys() > {"wire", "kernel", "python", "zmq"}
+
+
+async def test_s10_arguments_of_calls_are_refused_by_their_names() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(["cat"], stdin="pipe")
+        reader = child.reader()
+        word: Any = "1"
+        nothing: Any = None
+        calls: list[tuple[str, Any]] = [
+            ("wait", lambda: child.poll(wait=word)),
+            ("wait", lambda: child.poll(wait=float("nan"))),
+            ("max_bytes", lambda: child.poll(max_bytes=0)),
+            ("window", lambda: child.events(window=-1)),
+            ("after", lambda: child.events(after=nothing)),
+            ("after", lambda: child.events(after=-1)),
+            ("after", lambda: child.reader(after=True)),
+            ("limit", lambda: child.output(limit=-1)),
+            ("at", lambda: child.write("x", at=word)),
+            ("timeout", lambda: child.wait(timeout=-1)),
+            ("timeout", lambda: child.kill(timeout=word)),
+            ("timeout", lambda: child.kill(timeout=float("inf"))),
+            ("grace", lambda: child.terminate(grace=-1)),
+            ("max_bytes", lambda: reader.read(max_bytes=0)),
+            ("wait", lambda: reader.read(wait=float("inf"))),
+            ("timeout", lambda: engine.run(["true"], timeout=word)),
+            ("limit", lambda: engine.run(["true"], limit=word)),
+            ("request_id", lambda: engine.spawn(["true"], request_id="x" * 129)),
+            ("request_id", lambda: engine.spawn(["true"], request_id="")),
+        ]
+        for field, call in calls:
+            with pytest.raises(actors.InvalidRequest) as refused:
+                await call()
+            assert refused.value.field == field
+        assert (await child.poll("x", wait=float("inf"))).stdout == b"x"
         await child.aclose()

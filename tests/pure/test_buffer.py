@@ -14,7 +14,8 @@ from hypothesis.stateful import (
 )
 
 from actors import buffer
-from actors.buffer import STREAMS, Counts, Cursor, Hole, Log, Piece
+from actors.buffer import Counts, Cursor, Hole, Log, Piece
+from broker.wire import STREAMS
 
 START = Cursor(0, 0)
 POLICIES = ("tail", "head_tail", "block")

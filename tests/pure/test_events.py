@@ -20,14 +20,11 @@ from actors.events import (
     PollResult,
     Snapshot,
     State,
-    Stats,
     StreamAbandoned,
     StreamEof,
     StreamError,
-    StreamStats,
     Survivor,
     Usage,
-    WriteResult,
 )
 from actors.settings import TtySize
 from broker import wire
@@ -57,11 +54,6 @@ statuses = st.builds(
 receipts = st.builds(
     KillReceipt, counts, counts, st.lists(survivors, max_size=2).map(tuple)
 )
-writes = st.builds(
-    WriteResult, counts, st.sampled_from(["starting", "running", "ended"])
-)
-streams = st.builds(StreamStats, counts, counts, counts)
-stats = st.builds(Stats, streams, st.none() | streams, seconds, counts, counts)
 snapshots = st.builds(
     Snapshot,
     id=counts,
@@ -81,14 +73,12 @@ snapshots = st.builds(
     authority=st.none() | words,
     owner_alive=st.booleans(),
 )
-TRAVELLERS = [ExitStatus, KillReceipt, WriteResult, Stats, Snapshot, Survivor, Usage]
+TRAVELLERS = [ExitStatus, KillReceipt, Snapshot, Survivor, Usage]
 SAMPLES: dict[Any, Any] = {
     ExitStatus: ExitStatus(
         None, 9, cause="killed", leftovers=(Survivor(1, 2, 3, "D"),)
     ),
     KillReceipt: KillReceipt(2, 1, (Survivor(1, 2.5, 0, "D"),)),
-    WriteResult: WriteResult(5, "ended"),
-    Stats: Stats(StreamStats(3, 2, 1), StreamStats(0, 0, 0), 0.5, 4096, 1),
     Survivor: Survivor(1, 2.5, 0, "D"),
     Usage: Usage(),
     Snapshot: Snapshot(
@@ -208,7 +198,7 @@ def test_every_value_is_frozen_slotted_and_documented(value: Any) -> None:
 # --- the wire ------------------------------------------------------------------------
 
 
-@given(statuses | receipts | writes | stats | snapshots)
+@given(statuses | receipts | snapshots)
 def test_a_value_comes_back_from_the_wire(value: Any) -> None:
     assert type(value).from_wire(sent(value)) == value
 
@@ -281,8 +271,3 @@ def test_a_malformed_status_breaks_the_rules(place: Any, wrong: Any) -> None:
 def test_a_malformed_snapshot_breaks_the_rules(name: Any, wrong: Any) -> None:
     with pytest.raises(ProtocolError, match="malformed"):
         Snapshot.from_wire(sent(SAMPLES[Snapshot]) | {name: wrong})
-
-
-def test_a_write_ends_in_a_known_state() -> None:
-    with pytest.raises(ProtocolError, match="malformed"):
-        WriteResult.from_wire([0, "closed"])

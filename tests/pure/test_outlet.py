@@ -16,14 +16,14 @@ from hypothesis.stateful import (
 )
 
 from actors import outlet
-from actors.buffer import STREAMS, Cursor, Log, Piece
+from actors.buffer import Cursor, Log, Piece
 from actors.events import ExitStatus
 from actors.launch import Launch
 from actors.outlet import Ask, End, Outlet, Progress
 from actors.settings import OutputPolicy, Settings
 from actors.spec import Ambient, Spec
 from broker import errors
-from broker.wire import Kind, Payload, unpack
+from broker.wire import STREAMS, Kind, Payload, unpack
 
 AMBIENT = Ambient(b"/", {b"PATH": b"/bin"}, 0o022, (), 0, 0)
 STATUS = ExitStatus(0)

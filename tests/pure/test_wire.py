@@ -80,7 +80,6 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "owner": st.binary(max_size=64),
     "proven": st.booleans(),
     "reader": positive,
-    "release": st.booleans(),
     "scope": st.text(max_size=256),
     "sequence": whole,
     "sessions": st.lists(positive, max_size=20),
