@@ -27,8 +27,7 @@ hole are given back when the next block is needed. So dropping costs an append n
 and the memory in use is what is retained plus at most two blocks (a head adds one)
 and the corners.
 
-`block(n)` is `tail(n)` with a hold at 0 that only the first real hold, or `Log.drain`,
-takes away.
+`block(n)` is `tail(n)` with a hold at 0 that only the first real hold takes away.
 """
 
 import sys
@@ -322,10 +321,6 @@ class Log:
         until somebody holds again.
         """
         self._holds.pop(key, None)
-
-    def drain(self) -> None:
-        """Stop waiting for the first reader of a log that blocks."""
-        self._holds.pop(_UNREAD, None)
 
     # Places
 

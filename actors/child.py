@@ -254,7 +254,8 @@ class Child:
         """Return an async iterator of what happens, attached now.
 
         Args:
-            after: `oldest`: from the first byte kept; `newest`: from now on; or the
+            after: `oldest`: from the start, with a `Gap` for what is not kept any more;
+                `newest`: from now on; or the
                 sequence (bytes of both streams before) to begin at.
             window: bytes under way at most before this iterator takes them.
 

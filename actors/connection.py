@@ -59,9 +59,7 @@ class Connection:
         try:
             endpoint = self._endpoint
             if self._embedded is not None:
-                endpoint = await self._embedded.start(
-                    settings.warm, settings.start_timeout
-                )
+                endpoint = await self._embedded.start(settings)
             assert endpoint is not None
             self.link = Link(endpoint, self._on_push, self._on_lost)
             await self.link.open(
@@ -277,9 +275,7 @@ class Connection:
         reply = await asyncio.shield(self.link.ask(Kind.KILL, number, body))
         return KillReceipt.from_wire(reply.body["receipt"])
 
-    async def kill_many(
-        self, ids: list[int]
-    ) -> list[KillReceipt | errors.SessionNotFound]:
+    async def kill_many(self, ids: list[int]) -> list[KillReceipt | errors.EngineError]:
         """End many sessions; see `Engine.kill`."""
         parts = [ids[at : at + MAX_IDS] for at in range(0, len(ids), MAX_IDS)]
         body = {"timeout": self.settings.kill_many_timeout}
@@ -344,15 +340,8 @@ def _is_there(found: Snapshot | BaseException) -> TypeGuard[Snapshot]:
     return True
 
 
-def _receipt(answer: list[Any]) -> KillReceipt | errors.SessionNotFound:
-    """Return what one session answered to the kill of many.
-
-    Raises:
-        EngineError: something else than that it is not here.
-    """
+def _receipt(answer: list[Any]) -> KillReceipt | errors.EngineError:
+    """Return what one session answered to the kill of many."""
     if len(answer) == 1:
         return KillReceipt.from_wire(answer[0])
-    error = errors.decode(*answer)
-    if not isinstance(error, errors.SessionNotFound):
-        raise error
-    return error
+    return errors.decode(*answer)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from actors.settings import Settings
 from broker import errors
 
 END_TIMEOUT: Final = 20.0
@@ -30,19 +31,19 @@ class Embedded:
         assert self._process is not None
         return self._process.pid
 
-    async def start(self, warm: int, timeout: float) -> str:
+    async def start(self, settings: Settings) -> str:
         """Start the engine's processes and return the endpoint they listen at.
 
         Raises:
-            BrokerLost: they did not come up within `timeout` seconds.
-            InvalidRequest: the runtime directory is refused.
+            BrokerLost: they did not come up in time.
+            InvalidRequest: the runtime directory, or a setting, is refused.
         """
         self._keeper, theirs = socket.socketpair()
         self._keeper.setblocking(False)
         with theirs:
             # vfork and exec of one program: about a millisecond, once per engine.
             self._process = subprocess.Popen(  # noqa: ASYNC220 - see above
-                command(theirs.fileno(), warm),
+                command(theirs.fileno(), settings),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -52,14 +53,17 @@ class Embedded:
                 env=environment(),
             )
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(settings.start_timeout):
                 line = await self._line()
         except TimeoutError:
-            line = f"failed no answer within {timeout} seconds"
+            line = f"failed no answer within {settings.start_timeout} seconds"
         word, _, rest = line.partition(" ")
         if word == "ready":
             return rest
         await self.stop()
+        if word == "refused":
+            field, _, why = rest.partition(" ")
+            raise errors.InvalidRequest(field, why)
         raise errors.BrokerLost(f"the engine did not start: {rest or 'it ended'}")
 
     async def _line(self) -> str:
@@ -107,13 +111,14 @@ def _settle(over: "asyncio.Future[None]") -> None:
         over.set_result(None)
 
 
-def command(keeper: int, warm: int) -> list[str]:
+def command(keeper: int, settings: Settings) -> list[str]:
     """Return the command line of the supervisor.
 
     `-P`: a file in the user's directory must not pass for a module of ours.
     """
     words = [sys.executable, "-P", "-m", "broker", "--keeper", str(keeper)]
-    words += ["--client", str(os.getpid()), "--warm", str(warm)]
+    words += ["--client", str(os.getpid()), "--warm", str(settings.warm)]
+    words += ["--containment", settings.containment]
     if log := os.environ.get(LOG_VARIABLE):
         words += ["--log", os.path.abspath(log)]
     return words

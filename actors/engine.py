@@ -175,12 +175,11 @@ class Engine:
         """Return the live sessions of this engine's key, or of one scope, by id."""
         return await self._connection().children(scope)
 
-    async def kill(
-        self, ids: Iterable[int]
-    ) -> list[KillReceipt | errors.SessionNotFound]:
+    async def kill(self, ids: Iterable[int]) -> list[KillReceipt | errors.EngineError]:
         """End many sessions at once; one receipt each, in order.
 
-        In the place of one that is not here stands its `SessionNotFound`.
+        In the place of one that is not here stands its `SessionNotFound`; of one whose
+        worker was lost, before its tree was proven gone, its `WorkerLost`.
 
         Raises:
             InvalidRequest: an id is not a positive number.
@@ -204,7 +203,7 @@ class Engine:
         return Info(
             versions=own | host.versions(),
             endpoint=link.endpoint,
-            containment="subreaper",
+            containment=counts.pop("containment"),
             limits={"sessions": counts.pop("capacity"), "ids_per_kill": MAX_IDS},
             counts={name: int(value) for name, value in counts.items()},
             latency={},

@@ -97,7 +97,7 @@ class Scope:
         self._check()
         return await self._connection.children(self.name)
 
-    async def kill(self) -> list[KillReceipt | errors.SessionNotFound]:
+    async def kill(self) -> list[KillReceipt | errors.EngineError]:
         """End every child of this scope now, and keep them readable.
 
         Returns:

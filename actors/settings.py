@@ -269,6 +269,9 @@ class Settings:
         lease: A remote or hung client is given up after this silence.
         lease_renewal: Time between renewals; shorter than `lease`.
         on_hung: Whether a stopped local client keeps its sessions.
+        containment: How a private broker's trees are held together: `subreaper`, by
+            walks of /proc; `cgroup`, by a cgroup for each worker as well; `auto`, that
+            where one can be written.
 
     Raises:
         InvalidRequest: `settings.NAME` is not valid, alone or beside the others.
@@ -295,6 +298,7 @@ class Settings:
     lease: float = 10.0
     lease_renewal: float = 3.0
     on_hung: Literal["keep", "kill"] = "keep"
+    containment: Literal["auto", "cgroup", "subreaper"] = "auto"
 
     # Zero is allowed where it means "at once" or "none", never as a size or deadline.
     _CHECKS: ClassVar[Mapping[str, Check]] = {
@@ -319,6 +323,7 @@ class Settings:
         "lease": checks.some_seconds,
         "lease_renewal": checks.some_seconds,
         "on_hung": checks.choice("keep", "kill"),
+        "containment": checks.choice("auto", "cgroup", "subreaper"),
     }
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Final, NoReturn
 from actors.buffer import Cursor
 from actors.outlet import Ask
 from actors.session import Session, read_launch
-from broker import errors, tree
+from broker import cgroup, errors, tree
 from broker.pipe import Leg, LegClosed
 from broker.wire import BULK, Kind, Message
 
@@ -42,9 +42,10 @@ END_TIMEOUT: Final = 5.0
 class Worker:
     """The actor: its leg, its session, its clock."""
 
-    def __init__(self, leg: Leg, control: int) -> None:
+    def __init__(self, leg: Leg, control: int, home: cgroup.Cgroup | None) -> None:
         self.leg = leg
         self.control = control
+        self.home = home
         self.session: Session | None = None
         self.poller = select.poll()
         self.watching: dict[int, int] = {}
@@ -124,7 +125,7 @@ class Worker:
     def _on_leg(self) -> None:
         congested = not self.room()
         self.leg.flush()
-        for message, _fds in self.leg.receive():
+        for message in self.leg.messages():
             self._command(message)
         if congested and self.room() and self.session is not None:
             self.session.pump()
@@ -157,7 +158,7 @@ class Worker:
         ask = Ask(message.client, message.request)
         try:
             launch = read_launch(message)
-            session = Session(message.session, message.epoch, launch, self)
+            session = Session(message.session, message.epoch, launch, self, self.home)
             session.start(time.monotonic)
         except errors.EngineError as error:
             self._refuse(message, error)
@@ -239,7 +240,13 @@ def end_tree(timeout: float) -> bool:
     return True
 
 
-def main(leg: int, control: int) -> NoReturn:
-    """Be a worker on these descriptors; called by the pool right after its fork."""
+def main(leg: int, control: int, home: cgroup.Cgroup | None) -> NoReturn:
+    """Be a worker; called by the pool right after its fork.
+
+    Args:
+        leg: to the broker.
+        control: to the pool.
+        home: the cgroup that this process lives in, if it has one of its own.
+    """
     tree.become_subreaper()
-    Worker(Leg(_socket.socket(fileno=leg)), control).run()
+    Worker(Leg(_socket.socket(fileno=leg)), control, home).run()

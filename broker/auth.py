@@ -21,13 +21,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import Final, NamedTuple, Self
 
-from broker.errors import EngineError, InvalidRequest
+from broker.errors import AlreadyRunning, InvalidRequest
 
 __all__ = [
     "BROKER_SOCKET",
     "LIFELINE_SOCKET",
     "RUN_PREFIX",
-    "AlreadyRunning",
     "Peer",
     "RunDirectory",
     "endpoint_path",
@@ -58,10 +57,6 @@ _HAVE_PEERPIDFD = True  # tests force the fallback with it
 # Identities of the directories that this process holds locked. A process that opens and
 # closes a lock file loses its own lock on it (fcntl's rule), so it must never look.
 _held: set[tuple[int, int]] = set()
-
-
-class AlreadyRunning(EngineError):
-    """A broker is already running there."""
 
 
 def runtime_root(environ: Mapping[str, str], uid: int) -> bytes:

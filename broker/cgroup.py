@@ -1,4 +1,4 @@
-"""Containment in a cgroup: a directory that a session's tree cannot leave unseen.
+"""Containment in a cgroup: a directory that a worker's tree cannot leave unseen.
 
 Where the unified hierarchy (version 2) can be written, one write ends a whole tree,
 and no fork can outrun it. Whether it can is found out by doing it (`probe`): mount
@@ -6,9 +6,12 @@ points, delegation and namespaces differ too much to be guessed.
 """
 
 import os
+from contextlib import suppress
 
 __all__ = ["Cgroup", "own_directory", "probe"]
 
+PREFIX = "creche-"
+"""Of the cgroup of an engine; its supervisor's pid follows."""
 MOUNTS = "/proc/self/mountinfo"
 
 
@@ -59,6 +62,20 @@ def _find_place(controller: str) -> str | None:
     return None
 
 
+def sweep_stale() -> None:
+    """Remove the cgroups of engines whose supervisor is dead, if nobody is in them.
+
+    Raises:
+        OSError: The hierarchy cannot be read.
+    """
+    parent = own_directory()
+    for name in os.listdir(parent) if parent else ():
+        owner = name.removeprefix(PREFIX)
+        if owner != name and owner.isdecimal() and not os.path.exists(f"/proc/{owner}"):
+            with suppress(OSError):  # somebody is in it, or another engine was faster
+                Cgroup(f"{parent}/{name}").remove()
+
+
 def probe() -> bool:
     """Whether trees can be contained here: makes a cgroup, enters, leaves, removes it.
 
@@ -80,10 +97,11 @@ def probe() -> bool:
 
 
 class Cgroup:
-    """The cgroup of one session.
+    """The cgroup of one worker, and so of its child's whole tree.
 
-    A child is born into it, without a moment outside: its starter enters, starts it and
-    leaves.
+    The worker lives in it, so that a child is born into it, at no cost per start. Trees
+    are ended by walks of /proc all the same, which is as fast; the cgroup is for the
+    tree that forks faster than it can be walked.
 
     Attributes:
         path: The directory; enough to find the cgroup again after a restart.
@@ -105,6 +123,30 @@ class Cgroup:
         path = os.path.join(parent, name)
         os.mkdir(path, 0o700)
         return cls(path)
+
+    @classmethod
+    def enter_new(cls, parent: str, name: str) -> "Cgroup":
+        """Make one below `parent` and move this process in.
+
+        Raises:
+            OSError: It cannot be made or entered.
+        """
+        made = cls(os.path.join(parent, name))
+        os.mkdir(made.path, 0o700)
+        made.enter()
+        return made
+
+    def kill_around(self) -> None:
+        """Kill everything in it but this process, which steps out for that moment.
+
+        Raises:
+            OSError: The kernel does not offer it.
+        """
+        self.leave()
+        try:
+            self.kill()
+        finally:
+            self.enter()
 
     def enter(self) -> None:
         """Move this process in, and so all that it starts from now on."""

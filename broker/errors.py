@@ -16,6 +16,7 @@
     ├── CapacityExceeded                   no room for another session now
     ├── WorkerLost                         the worker that owned the child died
     ├── BrokerLost                         the broker is gone, or was replaced
+    ├── AlreadyRunning                     another broker has this runtime directory
     ├── ShellEnded                         a command ended its persistent shell
     ├── ServiceFailed                      a service did not start or stop
     ├── WrongProcess                       a forked copy used its parent's engine
@@ -33,6 +34,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 __all__ = [
+    "AlreadyRunning",
     "BrokerLost",
     "CapacityExceeded",
     "CommandFailed",
@@ -262,6 +264,12 @@ class BrokerLost(EngineError):
     """The broker is gone."""
 
     code = "broker-lost"
+
+
+class AlreadyRunning(EngineError):
+    """A broker is already running there."""
+
+    code = "already-running"
 
 
 class ShellEnded(EngineError):

@@ -4,7 +4,6 @@ For the broker and for `creche doctor`. Pool and worker never import it: psutil 
 triple the memory of every worker.
 """
 
-import contextlib
 import importlib.metadata
 import os
 import platform
@@ -17,7 +16,7 @@ import psutil
 
 from broker import cgroup, tree
 
-__all__ = ["Host", "Usage", "report", "tree_usage", "versions"]
+__all__ = ["Host", "report", "versions"]
 
 # From asm-generic/socket.h, Linux 6.5; Python has no name for it yet.
 SO_PEERPIDFD = 77
@@ -256,34 +255,3 @@ def _tells_peer_pidfd() -> bool:
         except OSError:
             return False
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a tree uses.
-
-    Attributes:
-        cpu_time: Seconds used by its members, and by those that ended and were reaped
-            by one of them.
-        memory: Resident bytes, shared pages counted for each member.
-        processes: How many live.
-    """
-
-    cpu_time: float = 0.0
-    memory: int = 0
-    processes: int = 0
-
-
-def tree_usage(pid: int) -> Usage:
-    """Add up what `pid` and all below it use; nothing if they are gone."""
-    cpu_time, memory, processes = 0.0, 0, 0
-    for member in (pid, *tree.descendants(pid)):
-        # A member may end while we look, or be hidden from us: it counts with what was
-        # read until then.
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            process = psutil.Process(member)
-            with process.oneshot():
-                cpu_time += sum(process.cpu_times()[:4])
-                memory += process.memory_info().rss
-                processes += process.status() != psutil.STATUS_ZOMBIE
-    return Usage(cpu_time, memory, processes)

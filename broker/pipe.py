@@ -186,6 +186,13 @@ class Leg:
         if failure is not None:
             raise failure
 
+    def messages(self) -> Iterator[wire.Message]:
+        """Do what `receive` does where no descriptors are expected: close any."""
+        for message, fds in self.receive():
+            for fd in fds:
+                os.close(fd)
+            yield message
+
     def close(self) -> None:
         """Close the socket and every descriptor that was not delivered. Idempotent."""
         self._drop_queue()

@@ -24,9 +24,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NoReturn
 
-from broker import lease, tree
+from broker import cgroup, lease, tree
 from broker.pipe import Leg, LegClosed
 from broker.wire import Kind, Message
 
@@ -39,17 +40,20 @@ SURVIVORS_PAUSE: Final = 1000
 SWEEP_PAUSE: Final = 1
 """Milliseconds between walks while orphans are left (exits also trigger one)."""
 
-Main = Callable[[int, int], NoReturn]
+Main = Callable[[int, int, cgroup.Cgroup | None], NoReturn]
 
 
 class Pool:
     """The zygote's loop: forks on request, reaps, sweeps, reports."""
 
-    def __init__(self, leg: Leg, lifeline: int, stamp: lease.Page, main: Main) -> None:
+    def __init__(
+        self, leg: Leg, lifeline: int, stamp: lease.Page, main: Main, home: str
+    ) -> None:
         self.leg = leg
         self.lifeline = lifeline
         self.stamp = stamp
         self.main = main
+        self.home = home
         self.workers: dict[int, tuple[int, _socket.socket]] = {}
         self.lost: dict[int, float] = {}
         self.sweep: tree.Sweep | None = None
@@ -120,19 +124,19 @@ class Pool:
             self._report(worker, error.errno or 0, proven=True)
         else:
             if pid == 0:
-                self._become_worker(leg, theirs.fileno())
+                self._become_worker(worker, leg, theirs.fileno())
             self.workers[pid] = (worker, ours)
         theirs.close()
         os.close(leg)
 
-    def _become_worker(self, leg: int, control: int) -> NoReturn:
+    def _become_worker(self, worker: int, leg: int, control: int) -> NoReturn:
         """Run a worker in the forked copy; nothing of the pool's is kept open."""
         try:
             signal.set_wakeup_fd(-1)
             close_all_but(leg, control)
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (self.soft_limit, hard))
-            self.main(leg, control)
+            self.main(leg, control, self._enter_cgroup(worker))
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -144,6 +148,26 @@ class Pool:
         for pid, (number, _) in self.workers.items():
             if number == worker:
                 tree.signal_child(pid, signal.SIGKILL)
+
+    def _enter_cgroup(self, worker: int) -> cgroup.Cgroup | None:
+        """Move this fresh worker into a cgroup of its own, where there can be one."""
+        if self.home:
+            with suppress(OSError):  # the walks of /proc do without
+                return cgroup.Cgroup.enter_new(self.home, f"w{worker}")
+        return None
+
+    def _leave_cgroup(self, worker: int) -> None:
+        """Kill what a dead worker left in its cgroup, and remove that when it is empty.
+
+        The walks do the same; this also ends what forks faster than they can follow.
+        """
+        place = cgroup.Cgroup(f"{self.home}/w{worker}")
+        if self.home and os.path.exists(place.path):
+            with suppress(
+                OSError
+            ):  # not yet empty, or an old kernel: the sweep goes on
+                place.kill()
+                place.remove()
 
     # -- losing -----------------------------------------------------------------
 
@@ -159,6 +183,7 @@ class Pool:
                 worker, control = self.workers.pop(pid)
                 control.close()
                 self.lost[worker] = time.monotonic()
+                self._leave_cgroup(worker)
 
     def _sweep(self) -> None:
         if self.lost and self.sweep is None:
@@ -167,6 +192,7 @@ class Pool:
             return
         if self.sweep.step():
             for worker in self.lost:
+                self._leave_cgroup(worker)
                 self._report(worker, 0, proven=True)
             self.lost.clear()
             self.sweep = None
@@ -250,8 +276,16 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def main(leg: int, lifeline: int, page: int, target: str) -> NoReturn:
-    """Be the pool on these inherited descriptors; `target` is `module:function`."""
+def main(leg: int, lifeline: int, page: int, target: str, home: str) -> NoReturn:
+    """Be the pool on these inherited descriptors.
+
+    Args:
+        leg: to the broker.
+        lifeline: to the supervisor.
+        page: the lease page.
+        target: the worker, as `module:function`.
+        home: path of the cgroup above those of the workers; empty for none.
+    """
     for fd in (leg, lifeline, page):
         os.set_inheritable(fd, False)
     leave_terminal()
@@ -262,5 +296,5 @@ def main(leg: int, lifeline: int, page: int, target: str) -> NoReturn:
     stamp = lease.Page(page)
     gc.collect()
     gc.freeze()  # a collection in a worker would otherwise touch, so copy, every page
-    Pool(Leg(_socket.socket(fileno=leg)), lifeline, stamp, function).run()
+    Pool(Leg(_socket.socket(fileno=leg)), lifeline, stamp, function, home).run()
     os._exit(0)

@@ -235,13 +235,23 @@ class Router:
         shared: whether children may outlive their client (`kill_on_drop=False`).
         warm: idle workers kept ready.
         capacity: live sessions that this broker takes at most.
+        containment: how the workers hold their trees, for whoever asks.
     """
 
-    def __init__(self, epoch: int, *, shared: bool, warm: int, capacity: int) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        *,
+        shared: bool,
+        warm: int,
+        capacity: int,
+        containment: str = "subreaper",
+    ) -> None:
         self.epoch = epoch
         self.shared = shared
         self.warm = warm
         self.capacity = capacity
+        self.containment = containment
         self.clients: dict[bytes, Client] = {}
         self.peers: dict[int, bytes] = {}
         self.sessions: dict[int, Session] = {}
@@ -477,6 +487,7 @@ class Router:
             "idle": len(self.idle),
             "capacity": self.capacity,
             "shared": self.shared,
+            "containment": self.containment,
         }
         self._answer(client, message.reply(Kind.REPLY, counts))
 

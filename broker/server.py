@@ -354,7 +354,7 @@ class Server:
         if not events & ~select.EPOLLOUT:
             return
         try:
-            for message, _fds in leg.receive():
+            for message in leg.messages():
                 self.happen(router.FromWorker(worker, message))
         except (LegClosed, errors.ProtocolError):
             # The pool tells when the worker is reaped and its orphans are gone.
@@ -384,7 +384,7 @@ class Server:
         if not events & ~select.EPOLLOUT:
             return
         try:
-            for message, _fds in self.pool.receive():
+            for message in self.pool.messages():
                 body = message.body
                 gone = router.WorkerGone(body["worker"], body["errno"], body["proven"])
                 self.happen(gone)
@@ -450,11 +450,16 @@ def run(
     page: int,
     shared: bool,
     warm: int,
+    containment: str,
 ) -> NoReturn:
     """Be the broker."""
     pool.raise_file_limit()
     rules = router.Router(
-        secrets.randbits(62) + 1, shared=shared, warm=warm, capacity=capacity()
+        secrets.randbits(62) + 1,
+        shared=shared,
+        warm=warm,
+        capacity=capacity(),
+        containment=containment,
     )
     listener.setblocking(False)
     clients = open_socket(listener, directory.path(name))

@@ -33,8 +33,8 @@ from typing import Final, NoReturn
 
 import multiprocess
 
-from broker import auth, lease, pool, tree
-from broker.errors import EngineError, InvalidRequest
+from broker import auth, cgroup, lease, pool, tree
+from broker.errors import AlreadyRunning, EngineError, InvalidRequest
 from broker.pipe import Leg, LegClosed
 from broker.wire import Kind, Message
 
@@ -52,9 +52,9 @@ PAUSE: Final = 1
 
 BOOT: Final = """\
 import sys
-sys.path.extend(sys.argv[5:])
+sys.path.extend(sys.argv[6:])
 from broker.pool import main
-main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+main(*map(int, sys.argv[1:4]), *sys.argv[4:6])
 """
 
 
@@ -68,6 +68,7 @@ class Options:
         keeper: descriptor of the socket to the client that embeds this engine.
         client: pid of that client, 0 for a shared broker.
         warm: idle workers kept ready.
+        containment: `auto`, or `cgroup` or `subreaper` to insist on it.
         log: file that unhandled exceptions of engine processes are appended to.
     """
 
@@ -75,6 +76,7 @@ class Options:
     keeper: int | None = None
     client: int = 0
     warm: int = 4
+    containment: str = "auto"
     log: str | None = None
 
 
@@ -83,6 +85,7 @@ class Supervisor:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self.home = make_home(options.containment)
         self.directory = open_directory(options.endpoint)
         self.directory.lock()
         if options.endpoint is None:
@@ -133,7 +136,7 @@ class Supervisor:
         for fd in inherited:
             os.set_inheritable(fd, True)
         argv = [sys.executable, "-I", "-S", "-c", BOOT]
-        argv += [*map(str, inherited), WORKER, *import_roots()]
+        argv += [*map(str, inherited), WORKER, self.home, *import_roots()]
         self.pool_pid = os.posix_spawn(sys.executable, argv, os.environ)
         os.set_inheritable(self.page, False)
         theirs.close()
@@ -162,6 +165,7 @@ class Supervisor:
             page=self.page,
             shared=self.options.endpoint is not None,
             warm=self.options.warm,
+            containment="cgroup" if self.home else "subreaper",
         )
 
     # -- watching ---------------------------------------------------------------
@@ -259,6 +263,9 @@ class Supervisor:
         self.pool_lifeline.close()
         self._await("pool_pid", POOL_TIMEOUT)
         self._sweep(tuple)
+        if self.home:
+            with suppress(OSError):  # a survivor is in it
+                cgroup.Cgroup(self.home).remove()
         self.directory.remove()
 
     def _await(self, name: str, timeout: float) -> None:
@@ -269,6 +276,23 @@ class Supervisor:
             if poller.poll(int((ends - time.monotonic()) * 1000) + 1):
                 os.read(self.wake, 4096)
             self._reap()
+
+
+def make_home(containment: str) -> str:
+    """Make the cgroup above those of all workers; return its path, empty for none.
+
+    Raises:
+        InvalidRequest: cgroups are insisted on, and none can be written.
+    """
+    if containment != "subreaper" and cgroup.probe():
+        with suppress(OSError):
+            cgroup.sweep_stale()
+            return cgroup.Cgroup.create(f"{cgroup.PREFIX}{os.getpid()}").path
+    if containment == "cgroup":
+        raise InvalidRequest(
+            "settings.containment", "no writable cgroup v2: use auto, or delegate one"
+        )
+    return ""
 
 
 def open_directory(endpoint: str | None) -> auth.RunDirectory:
@@ -323,11 +347,14 @@ def main(options: Options) -> NoReturn:
     _prepare_process(options.log)
     try:
         supervisor = Supervisor(options)
-    except auth.AlreadyRunning:
+    except AlreadyRunning:
         _say(f"creche: a broker is already running at {options.endpoint}")
         os._exit(1)
     except EngineError as error:
-        _tell(options, f"failed {error}")
+        if isinstance(error, InvalidRequest):
+            _tell(options, f"refused {error.field} {error.message}")
+        else:
+            _tell(options, f"failed {error}")
         _say(f"creche: {error}")
         os._exit(1)
     try:
@@ -361,10 +388,18 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--keeper", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--client", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--warm", type=int, default=4, help="idle workers kept ready")
+    parser.add_argument(
+        "--containment",
+        choices=("auto", "cgroup", "subreaper"),
+        default="auto",
+        help="how trees are held together",
+    )
     parser.add_argument("--log", help="file for unhandled errors of engine processes")
     given = parser.parse_args(arguments)
     endpoint = given.endpoint
     if endpoint is None and given.keeper is None:
         root = auth.runtime_root(os.environ, os.geteuid())
         endpoint = "ipc://" + os.fsdecode(os.path.join(root, auth.BROKER_SOCKET))
-    return Options(endpoint, given.keeper, given.client, given.warm, given.log)
+    return Options(
+        endpoint, given.keeper, given.client, given.warm, given.containment, given.log
+    )

@@ -31,7 +31,6 @@ __all__ = [
     "can_adopt",
     "children",
     "descendants",
-    "die_with_parent",
     "identify",
     "send_group",
     "signal_child",
@@ -40,7 +39,6 @@ __all__ = [
     "survivor",
 ]
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
@@ -275,29 +273,6 @@ def can_adopt() -> bool:
     except OSError:
         return False
     return True
-
-
-def die_with_parent(number: int, expected_parent: int) -> bool:
-    """Have the kernel send `number` to this process when its parent ends.
-
-    The kernel watches the *thread* that forked us, and forgets the request on fork and
-    on a change of user. Call it first thing in the child.
-
-    Args:
-        number: The signal.
-        expected_parent: The parent's pid, as the parent knew it before it forked.
-
-    Returns:
-        False if the parent has already ended: then no signal comes, and the caller must
-        end by itself.
-
-    Raises:
-        OSError: The kernel does not offer it.
-    """
-    _prctl(_PR_SET_PDEATHSIG, number)
-    # A parent that ended before the request is not noticed by the kernel. Compared with
-    # the known pid and not with 1, because orphans may go to a subreaper.
-    return os.getppid() == expected_parent
 
 
 # --- signals ---

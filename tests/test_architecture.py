@@ -92,7 +92,7 @@ def test_the_heavy_modules_can_be_found_where_a_worker_imports_from() -> None:
 def test_the_worker_that_the_supervisor_names_exists() -> None:
     module, name = supervisor.WORKER.split(":")
     main = getattr(import_module(module), name)
-    assert list(inspect.signature(main).parameters) == ["leg", "control"]
+    assert list(inspect.signature(main).parameters) == ["leg", "control", "home"]
     assert callable(pool.main)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from broker import auth
-from broker.auth import AlreadyRunning, RunDirectory
-from broker.errors import EngineError, InvalidRequest
+from broker.auth import RunDirectory
+from broker.errors import AlreadyRunning, EngineError, InvalidRequest
 
 pytestmark = pytest.mark.live
 
@@ -70,7 +70,8 @@ class Holder:
 def in_another_process(location: bytes) -> None:
     """Lock `location` in a process of its own and raise here what it raised."""
     script = (
-        "import sys; from broker.auth import AlreadyRunning, RunDirectory as D\n"
+        "import sys; from broker.auth import RunDirectory as D\n"
+        "from broker.errors import AlreadyRunning\n"
         f"try: D.open({location!r}).lock()\n"
         "except AlreadyRunning: sys.exit(7)"
     )

@@ -3,8 +3,6 @@
 import dataclasses
 import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,41 +115,3 @@ def test_the_lowest_limit_of_the_cgroups_around_counts(
     assert host._cgroup_pids() == 500
     (inner / "pids.max").write_text("40\n")
     assert host._cgroup_pids() == 40
-
-
-# Burns until it has used a tenth of a second, in a child that it reaps, then says so.
-BURN = """
-import os, signal, sys, time
-signal.alarm(60)
-if (child := os.fork()) == 0:
-    while time.process_time() < 0.1:
-        pass
-    os._exit(0)
-os.waitpid(child, 0)
-if (child := os.fork()) == 0:
-    signal.alarm(60)
-    print("ready", flush=True)
-    sys.stdin.read()
-    os._exit(0)
-os.waitpid(child, 0)
-"""
-
-
-def test_usage_covers_the_tree_and_those_it_reaped() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", BURN],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout
-        process.stdout.readline()
-        usage = host.tree_usage(process.pid)
-        assert process.stdin
-        process.stdin.close()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        ended = host.tree_usage(process.pid)
-    assert usage.processes == 2
-    assert usage.memory > 1 << 20
-    assert 0.09 <= usage.cpu_time < 20
-    assert (ended.processes, ended.memory) == (0, 0)
-    assert host.tree_usage(process.pid) == host.Usage()

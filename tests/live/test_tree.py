@@ -640,42 +640,11 @@ print(json.dumps({"adopted": children == [found.pid], **run(tree.Sweep())}))
 def test_a_refused_request_to_the_kernel_is_an_error_with_its_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(tree, "_PR_SET_CHILD_SUBREAPER", -1)
     with pytest.raises(OSError, match="Invalid argument"):
-        tree.die_with_parent(-1, os.getppid())
+        tree.become_subreaper()
     monkeypatch.setattr(tree, "_PR_GET_CHILD_SUBREAPER", -1)
     assert tree.can_adopt() is False
-
-
-def test_a_child_dies_with_its_parent_when_it_asked_in_time() -> None:
-    result = in_subreaper("""
-def parent():
-    me = os.getpid()
-    def child():
-        if tree.die_with_parent(signal.SIGTERM, me):
-            say()
-            signal.pause()
-    fork(child)
-    signal.pause()
-
-pid = fork(parent)
-(found,) = hear(1)
-tree.signal_child(pid, signal.SIGKILL)
-os.waitpid(pid, 0)
-_, status = os.waitpid(found.pid, 0)
-print(json.dumps(os.waitstatus_to_exitcode(status)))
-""")
-    assert result == -signal.SIGTERM
-
-
-def test_a_child_that_asked_too_late_is_told_so() -> None:
-    result = in_subreaper("""
-def child():
-    os._exit(0 if tree.die_with_parent(signal.SIGTERM, os.getppid() + 1) else 3)
-
-_, status = os.waitpid(fork(child), 0)
-print(json.dumps(os.waitstatus_to_exitcode(status)))
-""")
-    assert result == 3
 
 
 def test_missing_pidfds_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
 )
 
@@ -305,15 +304,6 @@ def test_a_blocking_log_is_drained_and_counted_after_its_last_reader() -> None:
     assert everything(log, log.at(0)) == [Piece("stdout", 6, 6, text(10)[6:])]
 
 
-def test_a_blocking_log_can_be_drained_without_any_reader() -> None:
-    log = Log("block", 4)
-    log.release("nobody")
-    assert log.room() == 4
-    log.drain()
-    assert log.room() == sys.maxsize
-    log.drain()
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_slowest_hold_counts_and_holds_only_move_forward(policy: str) -> None:
     log = Log(policy, 10)
@@ -497,13 +487,6 @@ class LogMachine(RuleBasedStateMachine):
     def detach(self, key: int) -> None:
         self.readers.pop(key, None)
         self.log.release(key)
-        self.settle()
-
-    @precondition(lambda machine: bool(machine.unread))
-    @rule()
-    def drain(self) -> None:
-        self.log.drain()
-        self.unread = False
         self.settle()
 
     @rule(key=st.integers(0, 3), limit=st.integers(0, 60), count=st.integers(0, 9))

@@ -777,6 +777,7 @@ def test_info_counts(shared: World) -> None:
         "idle": 0,
         "capacity": 9,
         "shared": True,
+        "containment": "subreaper",
     }
 
 
