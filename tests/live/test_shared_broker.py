@@ -220,7 +220,6 @@ COMMANDS: dict[Kind, tuple[dict[str, Any], bytes | None]] = {
         {"after": None, "newest": False, "chunks": 1, "bytes": 65536, "capture": False},
         None,
     ),
-    Kind.CREDIT: ({"chunks": 0, "sequence": 0}, None),
     Kind.STOP: ({"target": 1}, None),
     Kind.KILL: (
         {"grace": None, "timeout": 1.0, "cause": "killed", "release": True},
@@ -229,7 +228,7 @@ COMMANDS: dict[Kind, tuple[dict[str, Any], bytes | None]] = {
     Kind.SIGNAL: ({"number": 9, "group": True, "interrupt": False}, None),
     Kind.SNAPSHOT: ({}, None),
 }
-"""Every command to a session, in a form that would do harm."""
+"""Every command to a session that is answered, in a form that would do harm."""
 
 
 async def answers(link: Link, number: int) -> dict[str, str]:
