@@ -750,6 +750,7 @@ class Router:
             self._answer_pending(session, error, proven=proven)
             self._forget(session)
             return
+        self._tell_loss(session)
         self._answer_pending(session, errors.WorkerLost(), proven=proven)
         if session.state is State.LEAVING or session.client == 0:
             self._forget(session)
@@ -758,9 +759,13 @@ class Router:
         self.due.pop(session.id, None)
         session.proven = proven
         session.guests.clear()  # nothing is held any more
-        push = Message(Kind.ERROR, session.client, 0, session.id, self.epoch)
-        lost = _error(push, errors.WorkerLost())
-        self._out.append(ToClient(self.peers[session.client], lost))
+
+    def _tell_loss(self, session: Session) -> None:
+        """Tell the owner, before it is answered and perhaps listens no more."""
+        peer = self.peers.get(session.client)
+        if peer is not None:
+            push = Message(Kind.ERROR, session.client, 0, session.id, self.epoch)
+            self._out.append(ToClient(peer, _error(push, errors.WorkerLost())))
 
     def _answer_pending(
         self, session: Session, error: errors.EngineError, *, proven: bool = False

@@ -549,7 +549,11 @@ def test_a_kill_whose_worker_leaves_survivors_is_an_error(world: World) -> None:
     session, worker = world.started()
     world.ask(A, Kind.KILL, session, RELEASE)
     actions = world.happen(WorkerGone(worker, 0, False))
-    assert answers(actions) == [(A, Kind.ERROR, world.last_request)]
+    # The loss comes first: whoever has its answer listens no more.
+    assert answers(actions) == [
+        (A, Kind.ERROR, 0),
+        (A, Kind.ERROR, world.last_request),
+    ]
     assert world.router.sessions == {}
 
 
@@ -828,7 +832,8 @@ def test_a_lost_session_is_forgotten_with_its_owner(world: World) -> None:
 def test_a_leaving_session_is_forgotten_with_its_worker(world: World) -> None:
     session, worker = world.started()
     world.ask(A, Kind.DROP, body={"sessions": [session], "tokens": []}, request=0)
-    assert world.happen(WorkerGone(worker, 0, True)) == [Retire(worker)]
+    actions = world.happen(WorkerGone(worker, 0, True))
+    assert answers(actions) == [(A, Kind.ERROR, 0)]
     assert world.router.sessions == {}
 
 

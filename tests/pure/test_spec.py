@@ -460,6 +460,8 @@ def test_what_are_no_descriptors_is_refused(fds: Any) -> None:
         ("authority", 5),
         ("observe", "/tmp"),
         ("request_id", b"x"),
+        ("request_id", ""),
+        ("request_id", "x" * (wire.MAX_TOKEN + 1)),
         ("on_full", "wait"),
         ("queue", -1),
     ],
@@ -468,6 +470,11 @@ def test_an_option_that_is_not_possible_is_refused_by_its_name(
     name: Any, wrong: Any
 ) -> None:
     refused(name, lambda: Spec(["x"], **{name: wrong}))
+
+
+def test_a_request_id_may_be_as_long_as_the_wire_takes() -> None:
+    longest = "x" * wire.MAX_TOKEN
+    assert Spec(["x"], request_id=longest).request_id == longest
 
 
 def test_options_not_given_are_the_settings() -> None:
