@@ -85,7 +85,7 @@ class Supervisor:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.home = make_home(options.containment)
+        self.home = ""
         self.directory = open_directory(options.endpoint)
         self.directory.lock()
         if options.endpoint is None:
@@ -112,7 +112,12 @@ class Supervisor:
     # -- start ------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start pool and broker; both come up side by side."""
+        """Start pool and broker; both come up side by side.
+
+        Raises:
+            InvalidRequest: the containment that is insisted on cannot be had.
+        """
+        self.home = make_home(self.options.containment)
         tree.become_subreaper()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -252,16 +257,17 @@ class Supervisor:
     # -- the end ----------------------------------------------------------------
 
     def end(self) -> None:
-        """End everything, in the one order."""
+        """End everything that was started, in the one order."""
         self.ending = True
-        self.control.close()
         if self.broker_pid:
+            self.control.close()
             tree.signal_child(self.broker_pid, signal.SIGTERM)
             self._await("broker_pid", BROKER_TIMEOUT)
         if self.broker_pid:
             tree.signal_child(self.broker_pid, signal.SIGKILL)
-        self.pool_lifeline.close()
-        self._await("pool_pid", POOL_TIMEOUT)
+        if self.pool_pid:
+            self.pool_lifeline.close()
+            self._await("pool_pid", POOL_TIMEOUT)
         self._sweep(tuple)
         if self.home:
             with suppress(OSError):  # a survivor is in it
@@ -347,25 +353,30 @@ def main(options: Options) -> NoReturn:
     _prepare_process(options.log)
     try:
         supervisor = Supervisor(options)
+        try:
+            supervisor.start()
+            _tell(options, f"ready {supervisor.endpoint}")
+            supervisor.run()
+        finally:
+            supervisor.end()
     except AlreadyRunning:
         _say(f"creche: a broker is already running at {options.endpoint}")
         os._exit(1)
     except EngineError as error:
-        if isinstance(error, InvalidRequest):
-            _tell(options, f"refused {error.field} {error.message}")
-        else:
-            _tell(options, f"failed {error}")
-        _say(f"creche: {error}")
+        _refuse(options, error)
         os._exit(1)
-    try:
-        supervisor.start()
-        _tell(options, f"ready {supervisor.endpoint}")
-        supervisor.run()
     except ProcessLookupError:
         pass  # the client died while we started: there is nobody to serve
-    finally:
-        supervisor.end()
     os._exit(0)
+
+
+def _refuse(options: Options, error: EngineError) -> None:
+    if options.keeper is None:
+        _say(f"creche: {error}")
+    elif isinstance(error, InvalidRequest):
+        _tell(options, f"refused {error.field} {error.message}")
+    else:
+        _tell(options, f"failed {error}")
 
 
 def _tell(options: Options, line: str) -> None:

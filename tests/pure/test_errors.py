@@ -14,6 +14,7 @@ from broker import errors, wire
 from broker.errors import (
     CLASSES,
     TEXT_BYTES,
+    AlreadyRunning,
     BrokerLost,
     CapacityExceeded,
     CommandFailed,
@@ -49,6 +50,7 @@ SAMPLES = [
     CapacityExceeded(1.5, "full"),
     errors.WorkerLost(),
     BrokerLost(),
+    AlreadyRunning(),
     ShellEnded(None, "it said goodbye"),
     ServiceFailed("exited", "with 1"),
     errors.WrongProcess(),
