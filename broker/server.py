@@ -415,7 +415,7 @@ class Server:
             for message, fds in self.control.receive():
                 if message.kind is Kind.POOL_GONE:
                     self._lose_pool()
-                    self.happen(router.PoolGone())
+                    self.happen(router.PoolGone(message.body["proven"]))
                 elif message.kind is Kind.POOL:
                     self.use_pool(_socket.socket(fileno=fds[0]))
         except LegClosed:
