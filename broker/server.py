@@ -368,8 +368,10 @@ class Server:
             for message in leg.messages():
                 self.happen(router.FromWorker(worker, message))
         except (LegClosed, errors.ProtocolError):
-            # The pool tells when the worker is reaped and its orphans are gone.
+            # The pool tells when the worker is reaped and its orphans are gone; without
+            # a leg it is of no use, and its own child may keep it from being reaped.
             self._close_leg(worker)
+            self._condemn(worker)
 
     def _close_leg(self, worker: int) -> None:
         leg = self.legs.pop(worker, None)
