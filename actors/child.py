@@ -141,7 +141,8 @@ class Child:
             BrokerLost: the broker is gone.
         """
         self._check()
-        data = as_bytes("input", input or b"")
+        data = as_bytes("input", b"" if input is None else input)
+        checks.optional(checks.instance(asyncio.Event))("yield_on", yield_on)
         body = {
             "wait": self._clamp(wait, first=bool(data) or not self._polled),
             "mode": _mode(mode, has_input=bool(data)),
@@ -326,7 +327,7 @@ class Child:
             OutputLost, WorkerLost: as for `output`.
         """
         self._check()
-        data = as_bytes("input", input or b"")
+        data = as_bytes("input", b"" if input is None else input)
         feeding = asyncio.ensure_future(self.feed(data))
         try:
             done = await self._capture(None)
@@ -520,6 +521,7 @@ class Child:
         """
         if isinstance(number, bool) or number not in signal.valid_signals():
             raise errors.InvalidRequest("number", f"{number!r} is no signal")
+        checks.flag("group", group)
         return await self._signal(number, group=group, interrupt=False)
 
     async def _signal(self, number: int, *, group: bool, interrupt: bool) -> bool:
@@ -707,7 +709,10 @@ def as_bytes(name: str, data: object) -> bytes:
         InvalidRequest: it is neither.
     """
     if isinstance(data, str):
-        return data.encode("utf-8", "surrogateescape")
+        try:
+            return data.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise errors.InvalidRequest(name, "holds half a character") from None
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     raise errors.InvalidRequest(name, f"is bytes or str, not {type(data).__name__}")
