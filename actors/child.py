@@ -56,6 +56,7 @@ class Child:
         self._cursor = dict.fromkeys(STREAMS, 0)
         self._polling = asyncio.Lock()
         self._writing = asyncio.Lock()
+        self._under_way: set[asyncio.Future[Message]] = set()
         self._polled = False
         record.handles += 1
         self._finalizer: weakref.finalize[..., Any] | None = None
@@ -140,7 +141,8 @@ class Child:
             BrokerLost: the broker is gone.
         """
         self._check()
-        data = as_bytes("input", input or b"")
+        data = as_bytes("input", b"" if input is None else input)
+        checks.optional(checks.instance(asyncio.Event))("yield_on", yield_on)
         body = {
             "wait": self._clamp(wait, first=bool(data) or not self._polled),
             "mode": _mode(mode, has_input=bool(data)),
@@ -325,7 +327,7 @@ class Child:
             OutputLost, WorkerLost: as for `output`.
         """
         self._check()
-        data = as_bytes("input", input or b"")
+        data = as_bytes("input", b"" if input is None else input)
         feeding = asyncio.ensure_future(self.feed(data))
         try:
             done = await self._capture(None)
@@ -384,13 +386,18 @@ class Child:
             return await self._write(payload, at)
 
     async def _write(self, data: bytes, at: int | None) -> WriteResult:
-        """Keep at most half of the worker's queue under way, in order."""
+        """Keep at most half of the worker's queue under way, in order.
+
+        What a cancelled write has sent counts too, until it is in the pipe.
+        """
         window = max(1, self._connection.settings.stdin_queue // (2 * WRITE_PIECE))
         starts = range(0, max(1, len(data)), WRITE_PIECE)
         asked: deque[asyncio.Future[Message]] = deque()
         accepted, pieces = 0, 0
         state: WriteState = "running"
         for start in starts:
+            while len(self._under_way) >= window:
+                await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
             asked.append(self._ask_write(data, at, start))
             while len(asked) >= window or (asked and start == starts[-1]):
                 count, state = await self._written(asked.popleft(), first=not pieces)
@@ -406,6 +413,8 @@ class Child:
         body = {"at": None if at is None else at + start}
         asked = self._link.ask(Kind.WRITE, self.id, body, piece)
         asked.add_done_callback(_ignore)  # one failure speaks for all pieces
+        self._under_way.add(asked)
+        asked.add_done_callback(self._under_way.discard)
         return asked
 
     async def _written(
@@ -413,7 +422,7 @@ class Child:
     ) -> tuple[int, WriteState]:
         """Return what went in of a piece; only a first one may find stdin closed."""
         try:
-            body: Any = (await asked).body
+            body: Any = (await asyncio.shield(asked)).body
         except errors.StdinUnavailable:
             if first:
                 raise
@@ -512,6 +521,7 @@ class Child:
         """
         if isinstance(number, bool) or number not in signal.valid_signals():
             raise errors.InvalidRequest("number", f"{number!r} is no signal")
+        checks.flag("group", group)
         return await self._signal(number, group=group, interrupt=False)
 
     async def _signal(self, number: int, *, group: bool, interrupt: bool) -> bool:
@@ -699,7 +709,10 @@ def as_bytes(name: str, data: object) -> bytes:
         InvalidRequest: it is neither.
     """
     if isinstance(data, str):
-        return data.encode("utf-8", "surrogateescape")
+        try:
+            return data.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise errors.InvalidRequest(name, "holds half a character") from None
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     raise errors.InvalidRequest(name, f"is bytes or str, not {type(data).__name__}")

@@ -1,10 +1,12 @@
 """The engine: the public door. Children and scopes are made through it."""
 
+import asyncio
 import secrets
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
-from actors.child import Child, as_bytes, run
+from actors import checks
+from actors.child import Child, run
 from actors.connection import Connection
 from actors.events import Completed, Info, KillReceipt, Snapshot
 from actors.scope import Scope
@@ -12,9 +14,6 @@ from actors.settings import Settings
 from actors.spec import Spec
 from broker import auth, errors
 from broker.wire import MAX_IDS, VERSION, Kind
-
-if TYPE_CHECKING:
-    import asyncio
 
 KEY_SIZE: Final = 32
 MAX_NAME: Final = 256
@@ -147,7 +146,7 @@ class Engine:
         self,
         name: str | None = None,
         *,
-        cancel: "asyncio.Event | asyncio.Future[Any] | None" = None,
+        cancel: asyncio.Event | asyncio.Future[Any] | None = None,
     ) -> Scope:
         """Return a named group of children that end together.
 
@@ -156,15 +155,20 @@ class Engine:
             cancel: an event, task or future: the scope closes when it fires.
 
         Raises:
-            InvalidRequest: a scope of that name is open.
+            InvalidRequest: a scope of that name is open, or an argument is not valid.
         """
         connection = self._connection()
         if name is None:
             name = f"scope-{secrets.token_hex(4)}"
-        if not 0 < len(as_bytes("name", name)) <= MAX_NAME:
+        checks.text("name", name)
+        if not 0 < len(name.encode()) <= MAX_NAME:
             raise errors.InvalidRequest("name", f"is a text of 1 to {MAX_NAME} bytes")
         if name in self._scopes:
             raise errors.InvalidRequest("name", f"a scope {name!r} is open already")
+        if cancel is not None and not isinstance(
+            cancel, asyncio.Event | asyncio.Future
+        ):
+            raise errors.InvalidRequest("cancel", "is an event, a task or a future")
         scope = Scope(connection, name, cancel, self._scopes.pop)
         self._scopes[name] = scope
         return scope
@@ -173,7 +177,11 @@ class Engine:
 
     async def children(self, scope: str | None = None) -> list[Snapshot]:
         """Return the live sessions of this engine's key, or of one scope, by id."""
-        return await self._connection().children(scope)
+        connection = self._connection()
+        checks.optional(checks.text)("scope", scope)
+        if scope is not None and len(scope.encode()) > MAX_NAME:
+            return []  # no scope has such a name
+        return await connection.children(scope)
 
     async def kill(self, ids: Iterable[int]) -> list[KillReceipt | errors.EngineError]:
         """End many sessions at once; one receipt each, in order.
@@ -187,7 +195,7 @@ class Engine:
         connection = self._connection()
         numbers = list(ids)
         for number in numbers:
-            if type(number) is not int or number < 1:
+            if type(number) is not int or not 0 < number <= checks.MOST:
                 raise errors.InvalidRequest("ids", f"{number!r} is no session id")
         return await connection.kill_many(numbers)
 

@@ -56,6 +56,7 @@ class Pool:
         self.home = home
         self.workers: dict[int, tuple[int, _socket.socket]] = {}
         self.lost: dict[int, float] = {}
+        self.condemned: set[int] = set()
         self.sweep: tree.Sweep | None = None
         self.broker_gone = False
         self.soft_limit = raise_file_limit()
@@ -83,7 +84,7 @@ class Pool:
     def _timeout(self) -> int:
         if self.lost:
             return SWEEP_PAUSE
-        if self.sweep is not None:
+        if self.sweep is not None or self.condemned:
             return SURVIVORS_PAUSE
         return max(0, int((self.lease_check - time.monotonic()) * 1000) + 1)
 
@@ -144,10 +145,15 @@ class Pool:
             os._exit(70)
 
     def _condemn(self, worker: int) -> None:
-        """Kill a worker that stands still; what it leaves is swept as ever."""
+        """Kill a worker that stands still; what it leaves is swept as ever.
+
+        One that is traced by its own child cannot be reaped before that child is gone:
+        its orphans are swept without waiting for it.
+        """
         for pid, (number, _) in self.workers.items():
             if number == worker:
                 tree.signal_child(pid, signal.SIGKILL)
+                self.condemned.add(pid)
 
     def _enter_cgroup(self, worker: int) -> cgroup.Cgroup | None:
         """Move this fresh worker into a cgroup of its own, where there can be one."""
@@ -181,12 +187,13 @@ class Pool:
                 return
             if pid in self.workers:
                 worker, control = self.workers.pop(pid)
+                self.condemned.discard(pid)
                 control.close()
                 self.lost[worker] = time.monotonic()
                 self._leave_cgroup(worker)
 
     def _sweep(self) -> None:
-        if self.lost and self.sweep is None:
+        if (self.lost or self.condemned) and self.sweep is None:
             self.sweep = tree.Sweep(self.workers.keys)
         if self.sweep is None:
             return

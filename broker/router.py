@@ -105,7 +105,9 @@ class WorkerGone(NamedTuple):
 
 
 class PoolGone(NamedTuple):
-    """The pool died; the supervisor has ended its workers and their trees."""
+    """The pool died; `proven` says that its workers and their trees are gone."""
+
+    proven: bool
 
 
 class PoolReady(NamedTuple):
@@ -286,9 +288,9 @@ class Router:
                 self._renew(peer)
             case WorkerGone(worker, errno, proven):
                 self._worker_gone(worker, errno, proven=proven)
-            case PoolGone():
+            case PoolGone(proven):
                 for worker in list(self.slots):
-                    self._worker_gone(worker, 0, proven=True)
+                    self._worker_gone(worker, 0, proven=proven)
             case PoolReady():
                 self._refill()
             case Tick():

@@ -8,6 +8,7 @@ by the answers they asked for.
 
 import _socket
 import os
+import resource
 import secrets
 import select
 import socket
@@ -31,6 +32,8 @@ RETRY: Final = 0.005
 SESSION_FDS: Final = 2
 """Descriptors of this process per session: its leg, and one on its way to the pool."""
 SPARE_FDS: Final = 200
+LAST_FDS: Final = 32
+"""Descriptors that no client's lifeline may take: for sessions, and to go on at all."""
 TICKET: Final = 16
 
 
@@ -97,6 +100,7 @@ class Server:
         self.lifelines: dict[bytes, Lifeline] = {}
         self.unsent_forks: list[tuple[int, _socket.socket]] = []
         self.operator_key = b""
+        self.files = file_limit()
         self.renew_at = 0.0
         self.more_from_clients = False
         self._due: deque[router.Event] = deque()
@@ -263,7 +267,10 @@ class Server:
         """Accept a client's lifeline and hand out its ticket."""
         try:
             sock, _ = listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
+        except OSError:
+            return  # it is gone again, or the system has no descriptor left
+        if sock.fileno() >= self.files - LAST_FDS:
+            sock.close()  # numbers are given lowest first: few are left
             return
         sock.setblocking(False)
         try:
@@ -308,7 +315,11 @@ class Server:
     # -- workers ----------------------------------------------------------------
 
     def _fork(self, worker: int) -> None:
-        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        try:
+            ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        except OSError as error:
+            self.happen(router.WorkerGone(worker, error.errno or 0, proven=True))
+            return
         leg = Leg(ours)
         self.legs[worker] = leg
         self.watch(leg.fileno(), lambda events: self._on_leg(worker, events))
@@ -357,8 +368,10 @@ class Server:
             for message in leg.messages():
                 self.happen(router.FromWorker(worker, message))
         except (LegClosed, errors.ProtocolError):
-            # The pool tells when the worker is reaped and its orphans are gone.
+            # The pool tells when the worker is reaped and its orphans are gone; without
+            # a leg it is of no use, and its own child may keep it from being reaped.
             self._close_leg(worker)
+            self._condemn(worker)
 
     def _close_leg(self, worker: int) -> None:
         leg = self.legs.pop(worker, None)
@@ -404,7 +417,7 @@ class Server:
             for message, fds in self.control.receive():
                 if message.kind is Kind.POOL_GONE:
                     self._lose_pool()
-                    self.happen(router.PoolGone())
+                    self.happen(router.PoolGone(message.body["proven"]))
                 elif message.kind is Kind.POOL:
                     self.use_pool(_socket.socket(fileno=fds[0]))
         except LegClosed:
@@ -476,7 +489,9 @@ def run(
 
 def capacity() -> int:
     """Return how many sessions this process has descriptors for."""
-    import resource  # noqa: PLC0415 - asked once
+    return max(1, (file_limit() - SPARE_FDS) // SESSION_FDS)
 
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, (soft - SPARE_FDS) // SESSION_FDS)
+
+def file_limit() -> int:
+    """Return how many descriptors this process may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

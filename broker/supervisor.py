@@ -240,19 +240,21 @@ class Supervisor:
             self.ending = True
             return
         self.pool_lifeline.close()
-        self._sweep(lambda: (self.broker_pid,))
-        self.control.send(Message(Kind.POOL_GONE))
+        proven = self._sweep(lambda: (self.broker_pid,))
+        self.control.send(Message(Kind.POOL_GONE, body={"proven": proven}))
         pool_leg = self._start_pool()
         self.control.send(Message(Kind.POOL), fds=(pool_leg.fileno(),))
         pool_leg.close()
         self.control.flush()
 
-    def _sweep(self, spare: Callable[[], Collection[int]]) -> None:
+    def _sweep(self, spare: Callable[[], Collection[int]]) -> bool:
+        """End what is below this process; return whether it is proven gone."""
         sweep = tree.Sweep(spare)
         ends = time.monotonic() + SWEEP_TIMEOUT
-        while not sweep.step() and time.monotonic() < ends:
+        while not (gone := sweep.step()) and time.monotonic() < ends:
             select.poll().poll(PAUSE)
             self._reap()
+        return gone
 
     # -- the end ----------------------------------------------------------------
 

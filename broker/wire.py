@@ -292,7 +292,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.FORK: Shape({"worker": _whole(1)}),
     Kind.GONE: Shape({"worker": _whole(1), "errno": _whole(), "proven": _flag}),
     Kind.POOL: Shape({}),
-    Kind.POOL_GONE: Shape({}),
+    Kind.POOL_GONE: Shape({"proven": _flag}),
     Kind.CONDEMN: Shape({"worker": _whole(1)}),
 }
 

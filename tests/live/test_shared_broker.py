@@ -725,7 +725,13 @@ def control(**changes: Any) -> bytes:
 
 
 NESTED = b"\x91" * 12000 + b"\xc0"
+UNPRINTABLE: list[Any] = []  # its repr does not fit on the stack
+for _ in range(1000):
+    UNPRINTABLE = [UNPRINTABLE]
 NONSENSE: dict[str, list[bytes]] = {
+    "a nested version": [control(version=UNPRINTABLE)],
+    "a nested kind": [control(kind=UNPRINTABLE)],
+    "a nested body": [control(body=UNPRINTABLE)],
     "no msgpack": [b"GET / HTTP/1.1\r\n\r\n"],
     "nothing": [b""],
     "two nothings": [b"", b""],

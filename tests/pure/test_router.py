@@ -560,7 +560,7 @@ def test_a_kill_whose_worker_leaves_survivors_is_an_error(world: World) -> None:
 def test_a_lost_pool_is_the_loss_of_all_workers(world: World) -> None:
     session, worker = world.started()
     starting, other, _ = world.spawn(token="u")
-    actions = world.happen(PoolGone())
+    actions = world.happen(PoolGone(proven=True))
     assert {a for a in actions if isinstance(a, Retire)} == {
         Retire(worker),
         Retire(other),
@@ -1420,7 +1420,7 @@ class Traffic(RuleBasedStateMachine):
             self.happen(WorkerGone(one_of(fresh, which), 11, True))
         elif what == "pool":
             self.pool = False
-            self.happen(PoolGone())
+            self.happen(PoolGone(proven=True))
             assert not self.router.slots
 
     def client_goes(self, peer: bytes) -> None:

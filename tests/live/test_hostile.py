@@ -1,0 +1,262 @@
+"""Clients and children that do what nobody should, and calls left in odd ways."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import actors
+from broker import tree
+from tests.helpers import NOT_BLOCKED, alive, eventually, parent, python
+
+pytestmark = pytest.mark.live
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+async def bounded(call: "asyncio.Future[Any]") -> Any:
+    return await asyncio.wait_for(call, NOT_BLOCKED)
+
+
+# -- calls that are left --------------------------------------------------------
+
+
+async def test_closing_a_stream_wakes_who_waits_for_its_next_event() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(python("signal.pause()"))
+        stream = child.events()
+        steps = [asyncio.ensure_future(anext(stream)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await stream.aclose()
+        for step in steps:
+            with pytest.raises(StopAsyncIteration):
+                await bounded(step)
+        await child.aclose()
+
+
+async def test_two_steps_of_one_stream_share_its_events() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(python("signal.pause()"))
+        stream = child.events()
+        taken: list[actors.Event] = []
+
+        async def take() -> None:
+            taken.extend([event async for event in stream])
+
+        takers = [asyncio.ensure_future(take()) for _ in range(3)]
+        await asyncio.sleep(0)
+        await child.kill()
+        for taker in takers:
+            await bounded(taker)
+        assert sorted(type(event).__name__ for event in taken) == [
+            "Closed",
+            "Exited",
+            "StreamEof",
+            "StreamEof",
+        ]
+        await child.aclose()
+
+
+async def test_writes_that_were_cancelled_make_the_next_one_wait() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(python("signal.pause()"), stdin="pipe")
+        for _ in range(4):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(child.write(b"x" * (1 << 20)), 0.2)
+        await child.close_stdin()
+        with pytest.raises(actors.StdinUnavailable):
+            await child.write(b"y")
+        await child.aclose()
+
+
+async def test_calls_that_were_taken_back_leave_nothing_in_the_client() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(python("signal.pause()"))
+        reader = child.reader()
+        for _ in range(20):
+            for call in (child.poll(wait=100), reader.read(wait=100)):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(call, 0.001)
+        waiting = engine._connection().link._waiting
+        await child.poll(wait=0)
+        assert not waiting
+        await child.aclose()
+
+
+@pytest.mark.parametrize("text", ["\ud800", b"name", 5, ""])
+async def test_a_scope_of_no_name_is_refused_at_once(text: object) -> None:
+    async with actors.Engine() as engine:
+        with pytest.raises(actors.InvalidRequest) as refused:
+            engine.scope(text)  # type: ignore[arg-type]
+        assert refused.value.field == "name"
+
+
+async def test_a_scope_that_nothing_could_cancel_is_refused_at_once() -> None:
+    async with actors.Engine() as engine:
+        with pytest.raises(actors.InvalidRequest) as refused:
+            engine.scope(cancel=5)  # type: ignore[arg-type]
+        assert refused.value.field == "cancel"
+
+
+# -- children against their worker ----------------------------------------------
+
+TRACER = """
+import ctypes, os
+attached = ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0)
+os.write(1, b"%d" % attached)
+signal.pause()
+"""
+
+
+async def test_a_child_that_traces_its_worker_ends_with_it() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(python(TRACER))
+        worker = parent(child.pid)
+        state = Path(f"/proc/{worker}/status")
+        await asyncio.to_thread(
+            eventually, lambda: b"TracerPid:\t0\n" not in state.read_bytes()
+        )
+        receipt = await asyncio.wait_for(child.kill(timeout=0.2), NOT_BLOCKED)
+        assert receipt.survivors == ()
+        assert not alive(child.pid)
+        assert not alive(worker)
+        await child.aclose()
+
+
+FOREIGN = """
+import json, os
+for _ in range(int(sys.argv[1]) - 1):
+    if os.fork() == 0:
+        break
+os.setgid(12345)
+os.setuid(12345)
+if os.getpid() == os.getsid(0):
+    os.write(1, b"up")
+signal.pause()
+"""
+
+# A program that is root, but may not signal the processes of other users.
+CAPTIVE = f"""
+import asyncio, ctypes, json, os, signal, sys
+assert ctypes.CDLL(None).prctl(24, 5, 0, 0, 0) == 0  # CAP_KILL, from the next exec on
+if len(sys.argv) == 1:
+    os.execv(sys.executable, [sys.executable, __file__, "again"])
+import actors
+from broker import tree
+from tests.helpers import parent, python
+
+async def up(engine, count):
+    child = await engine.spawn(python("import sys" + {FOREIGN!r}, str(count)))
+    await child.poll(wait=20, mode="output")
+    return child
+
+async def main():
+    said = {{}}
+    async with actors.Engine() as engine:
+        child = await up(engine, 1)
+        for name, call in [("signal", child.signal(15)), ("int", child.interrupt())]:
+            try:
+                await call
+            except actors.EngineError as error:
+                said[name] = str(error)
+        said["terminate"] = len((await child.terminate(0.1)).survivors)
+        said["state"] = (await child.snapshot()).state
+        many = await up(engine, 1000)
+        said["many"] = len((await many.kill(0.5)).survivors) > 100
+        said["still"] = (await many.snapshot()).state
+        pool = parent(parent(child.pid))
+        os.kill(pool, signal.SIGKILL)
+        said["cause"] = (await child.wait()).cause
+        try:
+            said["lost"] = len((await child.kill(0.5)).survivors)
+        except actors.WorkerLost:
+            said["lost"] = "unproven"
+        said["alive"] = tree.stat(child.pid) is not None
+        os.write(1, json.dumps(said).encode())
+        os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changes the user of a child")
+def test_a_child_of_another_user_survives_and_is_never_called_gone(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "captive.py"
+    script.write_text(CAPTIVE)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, script],
+        env=environment,
+        capture_output=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    foreign = [p for p in tree.descendants(os.getpid()) if user(p) == 12345]
+    for pid in foreign:
+        os.kill(pid, 9)  # noqa: TID251 - the engine of this test was not allowed to
+    assert json.loads(done.stdout) == {
+        "signal": "the child runs as another user",
+        "int": "the child runs as another user",
+        "terminate": 1,
+        "state": "running",
+        "many": True,
+        "still": "running",
+        "cause": "worker-lost",
+        "lost": "unproven",
+        "alive": True,
+    }
+
+
+def user(pid: int) -> int:
+    found = tree.survivor(pid)
+    return -1 if found is None else found.uid
+
+
+# -- clients against the broker -------------------------------------------------
+
+SERVE = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (129, 129))
+os.execv(sys.executable, [sys.executable, "-m", "broker", "--endpoint", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_lifelines_without_end_do_not_end_a_broker(tmp_path: Path, odd: int) -> None:
+    tmp_path.chmod(0o700)
+    where = tmp_path / "broker.sock"
+    serve = SERVE.replace("129", str(129 + odd))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", serve, f"ipc://{where}"],
+        env=environment,
+        stdout=subprocess.PIPE,
+    ) as broker:
+        assert broker.stdout is not None
+        try:
+            assert broker.stdout.readline()
+            held = [connect(tmp_path / "lifeline.sock") for _ in range(120)]
+            refused = [line for line in held if line.recv(16) == b""]
+            assert 0 < len(refused) < len(held)
+            for line in held:
+                line.close()
+            with connect(tmp_path / "lifeline.sock") as line:
+                assert line.recv(16)
+        finally:
+            broker.terminate()
+
+
+def connect(where: Path) -> socket.socket:
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    line.settimeout(NOT_BLOCKED)
+    line.connect(str(where))
+    return line
