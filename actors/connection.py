@@ -230,7 +230,8 @@ class Connection:
         return sorted((r for r in found if not r.released), key=lambda r: r.id)
 
     def forget(self, record: Record) -> None:
-        """Stop tracking a session that was released."""
+        """Stop tracking a session that was released; nobody hears of its end."""
+        record.fail(errors.SessionNotFound("the session was closed"))
         self.records.pop(record.id, None)
 
     async def release(self, record: Record) -> None:
