@@ -6,7 +6,6 @@ import signal
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from typing import Any, Final, Literal, Self
@@ -23,8 +22,7 @@ from actors.events import (
     WriteState,
 )
 from actors.record import Record, lost_status
-from actors.spec import Spec
-from actors.streams import Capture, EventStream, Reader
+from actors.streams import Capture, EventStream, Reader, completed
 from actors.text import TextView
 from broker import errors
 from broker.wire import STREAMS, Kind, Message, unpack
@@ -32,8 +30,6 @@ from broker.wire import STREAMS, Kind, Message, unpack
 MAX_POLL: Final = 4 * 1024 * 1024
 WRITE_PIECE: Final = 64 * 1024
 """Bytes of input per message: the broker never holds more of one writer at once."""
-RUN_INPUT: Final = 1024 * 1024
-"""Bytes of a run's input that travel with the spawn; more is written while it runs."""
 
 _LOST: Final = {"state": "lost", "more": False, "done": True}
 
@@ -586,120 +582,6 @@ def _collected(connection: Connection, record: Record, process: int) -> None:
 def _ignore(future: "asyncio.Future[Any]") -> None:
     if not future.cancelled():
         future.exception()
-
-
-def completed(record: Record, capture: Capture, limit: int | None) -> Completed:
-    """Return what a finished capture holds.
-
-    Raises:
-        OutputLimitExceeded, OutputLost, WorkerLost: see `Child.output`.
-    """
-    capture.closed.result()
-    stdout, stderr = capture.output("stdout"), capture.output("stderr")
-    if capture.lost:
-        raise errors.OutputLost(capture.lost, stdout, stderr)
-    if capture.exceeded:
-        raise errors.OutputLimitExceeded(limit or 0, stdout, stderr)
-    if capture.status is None:
-        raise errors.WorkerLost
-    return Completed(
-        argv=record.argv,
-        stdout=stdout,
-        stderr=stderr,
-        status=capture.status,
-        metadata=dict(record.metadata),
-    )
-
-
-async def run(
-    connection: Connection,
-    scope: str | None,
-    argv: Any,
-    *,
-    input: Data | None,
-    timeout: float | None,
-    limit: int | None,
-    check: bool,
-    check_open: Callable[[], None],
-    options: dict[str, Any],
-) -> Completed:
-    """Run a command to its end, for an engine or a scope; see `Engine.run`.
-
-    `check_open` is called once the command runs, and raises if its owner closed
-    meanwhile.
-    """
-    data = None if input is None else as_bytes("input", input)
-    checks.optional(checks.seconds)("timeout", timeout)
-    checks.optional(checks.whole(0))("limit", limit)
-    spec = Spec(argv, **_with_input(options, data))
-    capture = _capture(connection, spec, limit)
-    try:
-        record = await connection.start(spec, scope, capture)
-    except BaseException:
-        capture.stop()
-        raise
-    child = Child(connection, record, owned=False)
-    feeding = None
-    if data is not None and len(data) > RUN_INPUT:
-        feeding = asyncio.ensure_future(child.feed(data))
-    try:
-        check_open()
-        await _await_capture(child, capture, timeout)
-        if record.released:
-            raise errors.SessionNotFound("its scope closed meanwhile")
-        done = completed(record, capture, limit)
-    finally:
-        capture.stop()
-        if feeding is not None:
-            feeding.cancel()
-        if capture.status is None:
-            connection.drop(record)  # it did not come to its end, which releases it
-        else:
-            connection.forget(record)
-    if check:
-        _check_code(done)
-    return done
-
-
-def _with_input(options: dict[str, Any], data: bytes | None) -> dict[str, Any]:
-    """Return the options of a run that is fed `data`, as far as it fits the spawn."""
-    if data is None:
-        return options
-    if "stdin" in options:
-        raise errors.InvalidRequest("input", "and stdin exclude each other")
-    return {**options, "stdin": data if len(data) <= RUN_INPUT else "pipe"}
-
-
-def _capture(connection: Connection, spec: Spec, limit: int | None) -> Capture:
-    settings, link = connection.settings, connection.link
-    # What is under way stays in the log too: a wider window would fill it unnoticed.
-    size = min(settings.window_bytes, (spec.retention or settings.retention).size)
-    return Capture(link, link.number(), settings.window_chunks, size, limit)
-
-
-def _check_code(done: Completed) -> None:
-    if done.returncode != 0:
-        raise errors.CommandFailed(
-            done.returncode or 0, list(done.argv), done.stdout, done.stderr
-        )
-
-
-async def _await_capture(child: Child, capture: Capture, timeout: float | None) -> None:
-    try:
-        async with asyncio.timeout(timeout):
-            await asyncio.shield(capture.closed)
-    except TimeoutError:
-        if capture.closed.done():
-            return
-        await child.terminate()
-        with suppress(errors.EngineError):
-            await capture.closed
-        raise errors.TimedOut(
-            list(child.argv),
-            timeout or 0.0,
-            capture.output("stdout"),
-            capture.output("stderr"),
-        ) from None
 
 
 def as_bytes(name: str, data: object) -> bytes:

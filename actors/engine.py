@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import Any, Final, Self
 
 from actors import checks
-from actors.child import Child, run
+from actors.child import Child
 from actors.connection import Connection
 from actors.events import Completed, Info, KillReceipt, Snapshot
+from actors.run import run
 from actors.scope import Scope
 from actors.settings import Settings
 from actors.spec import Spec

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Self
 
-from actors.child import Child, run
+from actors.child import Child
 from actors.connection import Connection
 from actors.events import Completed, KillReceipt, Snapshot
+from actors.run import run
 from actors.spec import Spec
 from broker import errors
 

@@ -14,6 +14,7 @@ from actors import checks
 from actors.events import (
     Chunk,
     Closed,
+    Completed,
     Event,
     Exited,
     ExitStatus,
@@ -352,3 +353,26 @@ class Reader:
     async def aclose(self) -> None:
         """Give the cursor up."""
         self._finalizer()
+
+
+def completed(record: Record, capture: Capture, limit: int | None) -> Completed:
+    """Return what a finished capture holds.
+
+    Raises:
+        OutputLimitExceeded, OutputLost, WorkerLost: see `Child.output`.
+    """
+    capture.closed.result()
+    stdout, stderr = capture.output("stdout"), capture.output("stderr")
+    if capture.lost:
+        raise errors.OutputLost(capture.lost, stdout, stderr)
+    if capture.exceeded:
+        raise errors.OutputLimitExceeded(limit or 0, stdout, stderr)
+    if capture.status is None:
+        raise errors.WorkerLost
+    return Completed(
+        argv=record.argv,
+        stdout=stdout,
+        stderr=stderr,
+        status=capture.status,
+        metadata=dict(record.metadata),
+    )

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 import zmq
 
-from broker import auth, errors, lease, pool, router, wire
+from broker import auth, errors, lease, pool, registry, router, wire
 from broker.pipe import Leg, LegClosed
 from broker.wire import BULK, Kind, Message
 
@@ -103,7 +103,7 @@ class Server:
         self.files = file_limit()
         self.renew_at = 0.0
         self.more_from_clients = False
-        self._due: deque[router.Event] = deque()
+        self._due: deque[registry.Event] = deque()
 
     # -- the loop ---------------------------------------------------------------
 
@@ -150,11 +150,11 @@ class Server:
             self.renew_at = now + lease.RENEWAL
         due = self.rules.next_deadline()
         if due is not None and due <= now:
-            self.happen(router.Tick())
+            self.happen(registry.Tick())
         for peer in list(self.outboxes):
             self._flush(peer)
 
-    def happen(self, event: router.Event) -> None:
+    def happen(self, event: registry.Event) -> None:
         """Let the rules take an event, and carry out what they say."""
         self._due.append(event)
         if len(self._due) > 1:
@@ -164,17 +164,17 @@ class Server:
                 self._carry_out(action)
             self._due.popleft()
 
-    def _carry_out(self, action: router.Action) -> None:
+    def _carry_out(self, action: registry.Action) -> None:
         match action:
-            case router.ToClient(peer, message):
+            case registry.ToClient(peer, message):
                 self._send(peer, message)
-            case router.ToWorker(worker, message):
+            case registry.ToWorker(worker, message):
                 self._tell(worker, message)
-            case router.Fork(worker):
+            case registry.Fork(worker):
                 self._fork(worker)
-            case router.Retire(worker):
+            case registry.Retire(worker):
                 self._close_leg(worker)
-            case router.Condemn(worker):
+            case registry.Condemn(worker):
                 self._condemn(worker)
 
     # -- clients ----------------------------------------------------------------
@@ -201,7 +201,7 @@ class Server:
         if message.kind is Kind.HELLO:
             self._hello(peer, message)
         else:
-            self.happen(router.FromClient(peer, message))
+            self.happen(registry.FromClient(peer, message))
 
     def _refuse(self, peer: bytes, request: int, error: errors.EngineError) -> None:
         code, values = errors.encode(error)
@@ -227,7 +227,9 @@ class Server:
             line.peer = peer
             self.lifelines[peer] = line
         self.happen(
-            router.Hello(peer, body["owner"], operator, body["lease"], message.request)
+            registry.Hello(
+                peer, body["owner"], operator, body["lease"], message.request
+            )
         )
 
     def _send(self, peer: bytes, message: Message) -> None:
@@ -298,7 +300,7 @@ class Server:
         if not data:
             self._end_lifeline(line)
         elif line.peer is not None:
-            self.happen(router.LeaseRenewed(line.peer))
+            self.happen(registry.LeaseRenewed(line.peer))
 
     def _end_lifeline(self, line: Lifeline) -> None:
         if line.sock.fileno() < 0:
@@ -310,7 +312,7 @@ class Server:
         if line.peer is not None:
             self.lifelines.pop(line.peer, None)
             self.outboxes.pop(line.peer, None)
-            self.happen(router.ClientGone(line.peer))
+            self.happen(registry.ClientGone(line.peer))
 
     # -- workers ----------------------------------------------------------------
 
@@ -318,7 +320,7 @@ class Server:
         try:
             ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         except OSError as error:
-            self.happen(router.WorkerGone(worker, error.errno or 0, proven=True))
+            self.happen(registry.WorkerGone(worker, error.errno or 0, proven=True))
             return
         leg = Leg(ours)
         self.legs[worker] = leg
@@ -366,7 +368,7 @@ class Server:
             return
         try:
             for message in leg.messages():
-                self.happen(router.FromWorker(worker, message))
+                self.happen(registry.FromWorker(worker, message))
         except (LegClosed, errors.ProtocolError):
             # The pool tells when the worker is reaped and its orphans are gone; without
             # a leg it is of no use, and its own child may keep it from being reaped.
@@ -386,7 +388,7 @@ class Server:
         self.pool = Leg(sock)
         self.watch(self.pool.fileno(), self._on_pool)
         self._send_forks()
-        self.happen(router.PoolReady())
+        self.happen(registry.PoolReady())
 
     def _on_pool(self, events: int) -> None:
         if self.pool is None:
@@ -399,7 +401,9 @@ class Server:
         try:
             for message in self.pool.messages():
                 body = message.body
-                gone = router.WorkerGone(body["worker"], body["errno"], body["proven"])
+                gone = registry.WorkerGone(
+                    body["worker"], body["errno"], body["proven"]
+                )
                 self.happen(gone)
         except LegClosed:
             self._lose_pool()
@@ -417,7 +421,7 @@ class Server:
             for message, fds in self.control.receive():
                 if message.kind is Kind.POOL_GONE:
                     self._lose_pool()
-                    self.happen(router.PoolGone(message.body["proven"]))
+                    self.happen(registry.PoolGone(message.body["proven"]))
                 elif message.kind is Kind.POOL:
                     self.use_pool(_socket.socket(fileno=fds[0]))
         except LegClosed:

@@ -15,13 +15,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from broker import errors, router
-from broker.router import (
-    DROP_TIMEOUT,
-    FIRST_SESSION,
-    HUNG_MARGIN,
+from broker import errors, registry, router
+from broker.registry import (
     LIVE,
-    START_TIMEOUT,
     Action,
     ClientGone,
     Condemn,
@@ -34,12 +30,18 @@ from broker.router import (
     PoolGone,
     PoolReady,
     Retire,
-    Router,
     State,
     Tick,
     ToClient,
     ToWorker,
     WorkerGone,
+)
+from broker.router import (
+    DROP_TIMEOUT,
+    FIRST_SESSION,
+    HUNG_MARGIN,
+    START_TIMEOUT,
+    Router,
 )
 from broker.wire import Kind, Message, decode, encode, unpack
 
@@ -1287,7 +1289,7 @@ class Traffic(RuleBasedStateMachine):
         peer = one_of(self.clients, which)
         self.ask(peer, Kind.KILL, one_of(self.router.sessions, session), RELEASE)
 
-    def stoppable(self) -> list[tuple[int, router.Ask]]:
+    def stoppable(self) -> list[tuple[int, registry.Ask]]:
         return [
             (session.id, ask)
             for session in self.router.sessions.values()

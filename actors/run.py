@@ -1,0 +1,108 @@
+"""Running a command to its end: one spawn, one capture, one result."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from actors import checks
+from actors.child import Child, Data, as_bytes
+from actors.connection import Connection
+from actors.events import Completed
+from actors.spec import Spec
+from actors.streams import Capture, completed
+from broker import errors
+
+RUN_INPUT: Final = 1024 * 1024
+"""Bytes of a run's input that travel with the spawn; more is written while it runs."""
+
+
+async def run(
+    connection: Connection,
+    scope: str | None,
+    argv: Any,
+    *,
+    input: Data | None,
+    timeout: float | None,
+    limit: int | None,
+    check: bool,
+    check_open: Callable[[], None],
+    options: dict[str, Any],
+) -> Completed:
+    """Run a command to its end, for an engine or a scope; see `Engine.run`.
+
+    `check_open` is called once the command runs, and raises if its owner closed
+    meanwhile.
+    """
+    data = None if input is None else as_bytes("input", input)
+    checks.optional(checks.seconds)("timeout", timeout)
+    checks.optional(checks.whole(0))("limit", limit)
+    spec = Spec(argv, **_with_input(options, data))
+    capture = _capture(connection, spec, limit)
+    try:
+        record = await connection.start(spec, scope, capture)
+    except BaseException:
+        capture.stop()
+        raise
+    child = Child(connection, record, owned=False)
+    feeding = None
+    if data is not None and len(data) > RUN_INPUT:
+        feeding = asyncio.ensure_future(child.feed(data))
+    try:
+        check_open()
+        await _await_capture(child, capture, timeout)
+        if record.released:
+            raise errors.SessionNotFound("its scope closed meanwhile")
+        done = completed(record, capture, limit)
+    finally:
+        capture.stop()
+        if feeding is not None:
+            feeding.cancel()
+        if capture.status is None:
+            connection.drop(record)  # it did not come to its end, which releases it
+        else:
+            connection.forget(record)
+    if check:
+        _check_code(done)
+    return done
+
+
+def _with_input(options: dict[str, Any], data: bytes | None) -> dict[str, Any]:
+    """Return the options of a run that is fed `data`, as far as it fits the spawn."""
+    if data is None:
+        return options
+    if "stdin" in options:
+        raise errors.InvalidRequest("input", "and stdin exclude each other")
+    return {**options, "stdin": data if len(data) <= RUN_INPUT else "pipe"}
+
+
+def _capture(connection: Connection, spec: Spec, limit: int | None) -> Capture:
+    settings, link = connection.settings, connection.link
+    # What is under way stays in the log too: a wider window would fill it unnoticed.
+    size = min(settings.window_bytes, (spec.retention or settings.retention).size)
+    return Capture(link, link.number(), settings.window_chunks, size, limit)
+
+
+def _check_code(done: Completed) -> None:
+    if done.returncode != 0:
+        raise errors.CommandFailed(
+            done.returncode or 0, list(done.argv), done.stdout, done.stderr
+        )
+
+
+async def _await_capture(child: Child, capture: Capture, timeout: float | None) -> None:
+    try:
+        async with asyncio.timeout(timeout):
+            await asyncio.shield(capture.closed)
+    except TimeoutError:
+        if capture.closed.done():
+            return
+        await child.terminate()
+        with suppress(errors.EngineError):
+            await capture.closed
+        raise errors.TimedOut(
+            list(child.argv),
+            timeout or 0.0,
+            capture.output("stdout"),
+            capture.output("stderr"),
+        ) from None

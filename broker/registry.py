@@ -1,0 +1,179 @@
+"""What the router deals in: events it takes, actions it gives, its records. Pure."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
+
+from broker.wire import Kind, Message
+
+
+class Hello(NamedTuple):
+    """A peer proved which process it is and gave its keys."""
+
+    peer: bytes
+    owner: bytes
+    operator: bool
+    lease: float
+    request: int
+
+
+class FromClient(NamedTuple):
+    """A checked message came from a client's connection."""
+
+    peer: bytes
+    message: Message
+
+
+class ClientGone(NamedTuple):
+    """The client's process ended, or its lifeline was closed."""
+
+    peer: bytes
+
+
+class LeaseRenewed(NamedTuple):
+    """A client with a lease showed that its program still runs."""
+
+    peer: bytes
+
+
+class FromWorker(NamedTuple):
+    """A checked message came over a worker's leg."""
+
+    worker: int
+    message: Message
+
+
+class WorkerGone(NamedTuple):
+    """The worker is reaped; `proven` says that its orphans are too.
+
+    `errno` is not 0 when the worker could not even be forked.
+    """
+
+    worker: int
+    errno: int
+    proven: bool
+
+
+class PoolGone(NamedTuple):
+    """The pool died; `proven` says that its workers and their trees are gone."""
+
+    proven: bool
+
+
+class PoolReady(NamedTuple):
+    """A pool takes FORK requests."""
+
+
+class Tick(NamedTuple):
+    """`next_deadline` has passed."""
+
+
+Event = (
+    Hello
+    | FromClient
+    | ClientGone
+    | LeaseRenewed
+    | FromWorker
+    | WorkerGone
+    | PoolGone
+    | PoolReady
+    | Tick
+)
+
+
+class ToClient(NamedTuple):
+    """Send `message` to a client's connection."""
+
+    peer: bytes
+    message: Message
+
+
+class ToWorker(NamedTuple):
+    """Send `message` over a worker's leg."""
+
+    worker: int
+    message: Message
+
+
+class Fork(NamedTuple):
+    """Make a leg, and have the pool fork this worker onto it."""
+
+    worker: int
+
+
+class Retire(NamedTuple):
+    """Close the worker's leg: it ends by itself."""
+
+    worker: int
+
+
+class Condemn(NamedTuple):
+    """Have the pool kill this worker: it stands still."""
+
+    worker: int
+
+
+Action = ToClient | ToWorker | Fork | Retire | Condemn
+
+
+class State(Enum):
+    """Where a session stands; see the module's table."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    EXITED = "exited"
+    CLOSED = "closed"
+    LEAVING = "leaving"
+    LOST = "lost"
+
+
+LIVE: Final = frozenset({State.STARTING, State.RUNNING, State.EXITED})
+
+
+class Ask(NamedTuple):
+    """A pending request: who asked, under which number."""
+
+    client: int
+    request: int
+
+
+@dataclass(slots=True)
+class Client:
+    """A connection that said hello."""
+
+    id: int
+    peer: bytes
+    owner: bytes
+    operator: bool
+    lease: float
+    lease_ends: float | None
+
+
+@dataclass(slots=True)
+class Session:
+    """One child, from the broker's side."""
+
+    id: int
+    client: int
+    owner: bytes
+    scope: str
+    token: str
+    worker: int
+    kill_on_drop: bool
+    state: State = State.STARTING
+    pending: dict[Ask, Kind] = field(default_factory=dict)
+    answer: Message | None = None
+    guests: set[int] = field(default_factory=set)
+    """Clients that read it without owning it: what they hold ends with them."""
+    proven: bool = False
+    """Of a lost one: nothing of its tree is left."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """A KILL_MANY on its way: what each session answered so far, in order."""
+
+    client: Client
+    message: Message
+    missing: set[int]
+    answers: dict[int, list[object]] = field(default_factory=dict)
