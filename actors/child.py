@@ -147,7 +147,7 @@ class Child:
         async with self._polling:
             self._polled = True
             started = self._link.loop.time()
-            writing = asyncio.ensure_future(self._write(data, None)) if data else None
+            writing = asyncio.ensure_future(self.write(data)) if data else None
             try:
                 reply = await self._ask_poll(body, yield_on, writing)
             finally:
@@ -456,8 +456,9 @@ class Child:
             waiter = self._link.loop.create_future()
             record.waiters.add(waiter)
             try:
-                async with asyncio.timeout(timeout):
-                    await waiter
+                with self._link.expecting():
+                    async with asyncio.timeout(timeout):
+                        await waiter
             except TimeoutError:
                 raise errors.TimedOut(list(self.argv), timeout or 0.0) from None
             finally:

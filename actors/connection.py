@@ -142,7 +142,7 @@ class Connection:
 
     def _on_lost(self) -> None:
         for record in self.records.values():
-            record.fail(errors.BrokerLost())
+            record.fail(self.link.lost or errors.BrokerLost())
 
     # -- sessions ---------------------------------------------------------------
 
@@ -325,7 +325,14 @@ def _document(launch: Launch) -> bytes:
     try:
         return pack(launch.to_wire())
     except errors.ProtocolError as large:
-        raise errors.InvalidRequest("argv", f"with env: {large}") from large
+        sizes = {
+            "argv": sum(map(len, launch.argv)),
+            "env": sum(len(key) + len(value) for key, value in launch.env),
+            "stdin": len(launch.stdin),
+            "metadata": sum(len(key) + len(value) for key, value in launch.metadata),
+        }
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise errors.InvalidRequest(largest, f"is too large: {large}") from large
 
 
 def _is_there(found: Snapshot | BaseException) -> TypeGuard[Snapshot]:

@@ -325,6 +325,8 @@ class Reader:
 
     async def _read(self, max_bytes: int, wait: float) -> Piece:
         self._record.check()
+        if not self._finalizer.alive:
+            raise errors.InvalidRequest("reader", "is closed: make another one")
         body = {
             "reader": self._number,
             "stream": self._stream,

@@ -14,13 +14,13 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import zmq
 
-from broker import auth, errors, wire
+from broker import auth, errors, lease, wire
 from broker.wire import Kind, Message
 
 DRAIN: Final = 256
@@ -63,6 +63,10 @@ class Link:
         self._listeners: dict[int, Listener] = {}
         self._unsent: deque[list[Any]] = deque()
         self._looking = False
+        self._expected = 0
+        self._heard = 0.0
+        self._due = 0.0
+        self._pulse: asyncio.TimerHandle | None = None
         self._line: socket.socket | None = None
         self._context: zmq.Context[Any] | None = None
         self._socket: zmq.Socket[Any]
@@ -173,6 +177,9 @@ class Link:
         if self.lost is None:
             self.lost = errors.BrokerLost("the engine is closed")
         self._stop_renewing.set()
+        if self._pulse is not None:
+            self._pulse.cancel()
+            self._pulse = None
         if self._line is not None:
             self.loop.remove_reader(self._line)
             self._line.close()
@@ -245,6 +252,7 @@ class Link:
         request = request or self.number()
         future: asyncio.Future[Message] = self.loop.create_future()
         self._waiting[request] = future, first
+        self._watch()
         try:
             self.post(kind, session, request, body, payload)
         except BaseException:
@@ -258,9 +266,49 @@ class Link:
         if self.lost is None:
             self.post(Kind.STOP, session, 0, {"target": request})
 
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Watch the broker while the caller waits for a push."""
+        self._expected += 1
+        self._watch()
+        try:
+            yield
+        finally:
+            self._expected -= 1
+
+    # A broker that hangs closes no lifeline. While anybody waits, a silent one is asked
+    # for a sign of life; its workers give it up after the same time.
+
+    def _watch(self) -> None:
+        if self._pulse is None and self.lost is None:
+            now = self.loop.time()
+            self._heard = max(self._heard, now - lease.RENEWAL)
+            self._next_pulse(now)
+
+    def _next_pulse(self, now: float) -> None:
+        self._due = now + lease.RENEWAL
+        self._pulse = self.loop.call_at(self._due, self._feel_pulse)
+
+    def _feel_pulse(self) -> None:
+        self._pulse = None
+        now = self.loop.time()
+        if self.lost is not None or not (
+            self._waiting or self._listeners or self._expected
+        ):
+            return
+        if now - self._due > lease.RENEWAL:
+            self._heard = now  # it was this program that stood still
+        elif now - self._heard > lease.DURATION:
+            self.fail(errors.BrokerLost("the broker does not answer"))
+            return
+        if now - self._heard >= lease.RENEWAL and self.client:
+            self.post(Kind.INFO, 0, self.number())
+        self._next_pulse(now)
+
     def listen(self, request: int, listener: Listener) -> None:
         """Have `listener` called with every message of this number."""
         self._listeners[request] = listener
+        self._watch()
 
     def unlisten(self, request: int) -> None:
         """Forget a listener; harmless to repeat."""
@@ -317,6 +365,7 @@ class Link:
                 self.loop.call_later(RETRY, self._look_soon)
 
     def _take(self, frames: list[bytes]) -> None:
+        self._heard = self.loop.time()
         try:
             message = wire.decode(frames[0], frames[1] if len(frames) > 1 else None)
         except errors.ProtocolError as broken:

@@ -369,6 +369,9 @@ def main(options: Options) -> NoReturn:
         os._exit(1)
     except ProcessLookupError:
         pass  # the client died while we started: there is nobody to serve
+    except OSError as error:
+        _refuse(options, EngineError(f"cannot start: {error}"))
+        os._exit(1)
     os._exit(0)
 
 

@@ -326,3 +326,21 @@ asyncio.run(main())
         [left] = await engine.children()
         await engine.kill([left.id])
     assert not tagged(word)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(60)
+async def test_a_broker_that_hangs_is_given_up_by_whoever_waits() -> None:
+    word = tag()
+    async with actors.Engine() as engine:
+        child = await engine.spawn(daemons(word))
+        await up(child)
+        broker = Parts.of(child.pid).broker
+        stop(broker)
+        calls = [child.wait(), child.poll(wait=30), engine.spawn(["true"])]
+        said = await asyncio.wait_for(
+            asyncio.gather(*calls, return_exceptions=True), 30
+        )
+        assert [str(answer) for answer in said] == ["the broker does not answer"] * 3
+        assert all(isinstance(answer, actors.BrokerLost) for answer in said)
+        await asyncio.to_thread(gone, word)
