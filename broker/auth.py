@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import select
 import socket
 import stat
@@ -289,7 +288,7 @@ class RunDirectory:
 
     def _make_key(self) -> bytes:
         """Write the key beside its place and move it: readers see all of it or none."""
-        key = secrets.token_hex(32).encode()
+        key = os.urandom(32).hex().encode()
         with suppress(FileNotFoundError):  # no engine died just here
             os.unlink(_NEW_KEY, dir_fd=self.fd)
         fd = _open_file(

@@ -7,9 +7,9 @@ by the answers they asked for.
 """
 
 import _socket
+import hmac
 import os
 import resource
-import secrets
 import select
 import socket
 import time
@@ -43,7 +43,7 @@ class Lifeline:
     def __init__(self, sock: socket.socket, pidfd: int) -> None:
         self.sock = sock
         self.pidfd = pidfd
-        self.ticket = secrets.token_bytes(TICKET)
+        self.ticket = os.urandom(TICKET)
         self.peer: bytes | None = None
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ class Server:
             self._refuse(peer, message.request, fault)
             return
         operator = body["operator"] is not None
-        if operator and not secrets.compare_digest(body["operator"], self.operator_key):
+        if operator and not hmac.compare_digest(body["operator"], self.operator_key):
             fault = errors.ProtocolError("the operator key is wrong")
             self._refuse(peer, message.request, fault)
             self._end_lifeline(line)
@@ -472,7 +472,7 @@ def run(
     """Be the broker."""
     pool.raise_file_limit()
     rules = router.Router(
-        secrets.randbits(62) + 1,
+        int.from_bytes(os.urandom(7)) + 1,
         shared=shared,
         warm=warm,
         capacity=capacity(),

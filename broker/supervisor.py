@@ -20,7 +20,6 @@ then the pool, which sees its workers off; then whatever is still below this pro
 
 import _socket
 import os
-import secrets
 import select
 import signal
 import sys
@@ -30,8 +29,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final, NoReturn
-
-import multiprocess
 
 from broker import auth, cgroup, lease, pool, tree
 from broker.errors import AlreadyRunning, EngineError, InvalidRequest
@@ -124,6 +121,9 @@ class Supervisor:
         pool_leg = self._start_pool()
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self.control = Leg(ours)
+        # 55 ms of imports, while the pool, on another processor, does its own.
+        import multiprocess  # noqa: PLC0415
+
         context = multiprocess.get_context("fork")
         process = context.Process(target=self._be_broker, args=(theirs, pool_leg))
         process.start()
@@ -308,7 +308,7 @@ def open_directory(endpoint: str | None) -> auth.RunDirectory:
     if endpoint is not None:
         return auth.RunDirectory.create(os.path.dirname(auth.endpoint_path(endpoint)))
     root = auth.runtime_root(os.environ, os.geteuid())
-    name = auth.RUN_PREFIX + secrets.token_hex(8).encode()
+    name = auth.RUN_PREFIX + os.urandom(8).hex().encode()
     return auth.RunDirectory.create(root, name)
 
 
