@@ -4,6 +4,7 @@ Each program is Python source for `program()`: all its processes show its tag in
 command lines, and each ends by itself after `FOREVER` seconds.
 """
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -278,3 +279,13 @@ def client(body: str, *words: str, **options: Any) -> "subprocess.Popen[bytes]":
         env=environment,
         **options,
     )
+
+
+async def arrived(child: Child) -> None:
+    """Wait until what was asked of the child before has reached its worker.
+
+    Commands keep their order: an answer to this one comes after those.
+    """
+    for _ in range(5):
+        await asyncio.sleep(0)  # tasks that were made just now ask first
+    await child.snapshot()

@@ -25,6 +25,7 @@ from tests.live.children import (
     REST,
     THREE_GENERATIONS,
     TICKS,
+    arrived,
     client,
     command_line,
     drained,
@@ -270,7 +271,7 @@ async def test_a_killed_broker_takes_everything_along_and_is_told() -> None:
         waiting = asyncio.ensure_future(children[0].wait())
         polling = asyncio.ensure_future(children[0].poll(wait=30))
         writing = asyncio.ensure_future(engine.run(program(REST, word)))
-        await asyncio.sleep(0.05)
+        await arrived(children[0])
         end(processes["broker"])
         async with asyncio.timeout(TOLD):
             for asked in (waiting, polling, writing):

@@ -24,6 +24,7 @@ from tests.live.children import (
     LEAVES_POOL,
     NUMBERS,
     REST,
+    arrived,
     burst,
     drained,
     engine_processes,
@@ -104,7 +105,7 @@ async def test_s2_an_interrupted_first_wait_leaves_the_child_alone() -> None:
         child = await engine.spawn(program(REST, tag()))
         for ask in (child.wait, child.poll):
             waiting = asyncio.ensure_future(ask())
-            await asyncio.sleep(0.05)
+            await arrived(child)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
@@ -354,7 +355,7 @@ async def test_s18_two_pollers_queue_up() -> None:
         child = await engine.spawn(program(STEP_BY_STEP, tag()), stdin="pipe")
         first = asyncio.ensure_future(child.poll(mode="output", wait=NOT_BLOCKED))
         second = asyncio.ensure_future(child.poll(mode="output", wait=NOT_BLOCKED))
-        await asyncio.sleep(0.05)
+        await arrived(child)
         await child.write(b"1 one\n")
         assert (await first).stdout == b"one"
         assert not second.done()
@@ -681,7 +682,7 @@ async def test_s29_a_yield_ends_a_poll_early_and_leaves_the_child_alone() -> Non
         await anext(events)
         stop = asyncio.Event()
         waiting = asyncio.ensure_future(child.poll(wait=30, yield_on=stop))
-        await asyncio.sleep(0.05)
+        await arrived(child)
         assert not waiting.done()
         stop.set()
         async with asyncio.timeout(2):
@@ -698,7 +699,7 @@ async def test_s29_a_cancelled_poll_consumes_nothing() -> None:
         events = child.events()
         await anext(events)
         waiting = asyncio.ensure_future(child.poll(wait=30))
-        await asyncio.sleep(0.05)
+        await arrived(child)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -794,7 +795,7 @@ async def test_s35_closing_stdin_is_harmless_to_repeat_and_waits_for_nobody() ->
         )
         await until(child, b"up")
         writing = asyncio.ensure_future(child.write(b"x" * 4 * MIB))
-        await asyncio.sleep(0.1)
+        await arrived(child)
         async with asyncio.timeout(2):
             await child.close_stdin()
             written = await writing
@@ -885,7 +886,7 @@ async def test_s36_a_pending_poll_of_a_closed_child_is_refused() -> None:
     async with actors.Engine() as engine:
         child = await engine.spawn(program(REST, tag()))
         waiting = asyncio.ensure_future(child.poll(wait=30))
-        await asyncio.sleep(0.05)
+        await arrived(child)
         await child.aclose()
         with pytest.raises(actors.SessionNotFound):
             await waiting
@@ -991,7 +992,7 @@ async def test_s56_cancelled_observers_consume_nothing() -> None:
         reader, events = child.reader(), child.events()
         for ask in (reader.read, child.wait, child.poll, lambda: anext(events)):
             waiting = asyncio.ensure_future(ask())
-            await asyncio.sleep(0.02)
+            await arrived(child)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
@@ -1013,7 +1014,7 @@ async def test_s56_a_cancelled_kill_goes_on() -> None:
         child = await engine.spawn(program(stubborn, tag()))
         await until(child, b"up")
         ending = asyncio.ensure_future(child.terminate(0.2))
-        await asyncio.sleep(0.05)
+        await arrived(child)
         ending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ending
