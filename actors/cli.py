@@ -88,7 +88,10 @@ def _variables(
 def run(
     command: tuple[str, ...], endpoint: str | None, *, as_json: bool, **options: Any
 ) -> None:
-    """Run COMMAND with our streams and signals; end with its exit code.
+    """Run COMMAND in the foreground; end with its exit code.
+
+    It has our streams, and gets SIGINT and SIGTERM (then SIGKILL after 2 seconds) from
+    us; whatever else ends us, ends it and all it started.
 
     128 + N is its death by signal N, 124 a timeout, 125 trouble of the engine, 126 a
     command that cannot be executed, 127 one that is not found.
@@ -117,7 +120,10 @@ def _run(
     except EngineError as error:
         return _code_of_failure(error), {"error": error.code, "message": str(error)}
     except OSError as error:  # our stdout is on a full disk, for one
-        return ENGINE_TROUBLE, {"error": "system", "message": str(error)}
+        return ENGINE_TROUBLE, {
+            "error": "system",
+            "message": error.strerror or str(error),
+        }
     report = dataclasses.asdict(status)
     if status.returncode is None:
         report["message"] = f"nobody knows how the command ended: {status.cause}"
@@ -145,7 +151,10 @@ def _code_of_failure(error: "EngineError") -> int:
 @main.command()
 @click.option("--endpoint", metavar="ipc://PATH", help="Listen there.")
 def serve(endpoint: str | None) -> None:
-    """Be a broker for many clients, in the foreground, until SIGTERM or SIGINT."""
+    """Be a broker for many clients.
+
+    In the foreground, until SIGTERM or SIGINT.
+    """
     from actors import embedded  # noqa: PLC0415 - see the module's docstring
 
     words = [sys.executable, "-P", "-m", "broker"]
@@ -160,18 +169,29 @@ def serve(endpoint: str | None) -> None:
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def doctor(*, as_json: bool) -> None:
-    """Tell what this machine offers, and what is worse here than it could be."""
+    """Tell what this machine offers.
+
+    And, below the table, what is worse here than it could be. Sizes are in bytes.
+    """
     from broker import host  # noqa: PLC0415 - see the module's docstring
 
     found = host.report()
     facts = {"creche": __version__, **dataclasses.asdict(found)}
     if as_json:
-        click.echo(json.dumps({**facts, "degraded": found.degraded}))
+        _tell(json.dumps({**facts, "degraded": found.degraded}))
         return
-    for name, value in facts.items():
-        click.echo(f"{name:<18}{_plain(value)}")
-    for sentence in found.degraded:
-        click.echo(f"\n- {sentence}")
+    lines = [f"{name:<18}{_plain(value)}" for name, value in facts.items()]
+    lines += [f"\n- {sentence}" for sentence in found.degraded]
+    _tell("\n".join(lines))
+
+
+def _tell(text: str) -> None:
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        raise  # click ends quietly with the reader
+    except OSError as refused:
+        raise click.ClickException(f"stdout: {refused.strerror}") from refused
 
 
 def _plain(value: object) -> object:

@@ -48,7 +48,7 @@ class Engine:
         _check_endpoint(endpoint, keys)
         self._endpoint = endpoint
         self._key = _owner_key(owner_key)
-        self._settings = settings or Settings()
+        self._settings = _settings(settings)
         self._operator = False
         self._opened: Connection | None = None
         self._scopes: dict[str, Scope] = {}
@@ -229,6 +229,14 @@ def _owner_key(given: object) -> bytes:
             raise errors.InvalidRequest("owner_key", "is not hexadecimal") from None
     if not isinstance(given, bytes) or not 0 < len(given) <= 64:
         raise errors.InvalidRequest("owner_key", "is 1 to 64 bytes, or hexadecimal")
+    return given
+
+
+def _settings(given: object) -> Settings:
+    if given is None:
+        return Settings()
+    if not isinstance(given, Settings):
+        raise errors.InvalidRequest("settings", "must be Settings")
     return given
 
 

@@ -182,7 +182,8 @@ class ExitStatus:
         execed: Stamp of the program's start, None when lost.
         ended: Stamp of the end, None when lost.
         wall_time: Seconds from start to end, 0 when lost.
-        leftovers: Descendants that were left alone after the end.
+        leftovers: Descendants that were still there at the end; what becomes of them is
+            `leftover`'s matter, or that of whoever ended the tree.
 
     Raises:
         ValueError: There is a code and a signal.
@@ -252,7 +253,8 @@ class KillReceipt:
     """What a kill did, told once the tree is proven gone or the time is over.
 
     Attributes:
-        signalled: Processes signalled, each counted once; 0 if the tree was empty.
+        signalled: Processes sent SIGKILL, each counted once; 0 if SIGTERM was enough,
+            or nothing was left.
         reaped: Processes proven gone.
         survivors: Processes that are not.
     """

@@ -98,6 +98,9 @@ class Spec:
     nothing. `kill_on_drop=False` and `detach_ttl` need a shared broker, which is for
     the engine to check.
 
+    This version refuses `tty`, `pass_fds`, `detach_ttl`, `observe`, `on_full="evict"`,
+    `queue`, and the limits `output`, `tree_memory` and `tree_processes`.
+
     Attributes:
         argv: The command, a sequence of `str`, `bytes` or paths; with `shell=True` one
             `str` or `bytes` for `/bin/sh -c`. Text is UTF-8.

@@ -46,7 +46,7 @@ _KEY_FORM: Final = re.compile(rb"[0-9a-f]{64}")
 _SOCKET_PATH_MAX: Final = 107
 """Bytes of a path in `sockaddr_un`, its final zero not counted."""
 _BACKLOG: Final = 128
-_ELSEWHERE: Final = "set XDG_RUNTIME_DIR to a private directory"
+_ELSEWHERE: Final = "choose a private directory, as endpoint or XDG_RUNTIME_DIR"
 _NEWBORN: Final = 60.0
 """Seconds for which an unlocked run directory may belong to an engine that starts."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -498,7 +498,10 @@ def _explained(path: bytes) -> Iterator[None]:
             errno.ELOOP: "is a symbolic link",
             errno.ENOTDIR: "is a symbolic link or no directory",
         }.get(refused.errno or 0, f"cannot be used ({refused.strerror})")
-        raise _refuse(path, why, f"remove it or {_ELSEWHERE}") from refused
+        # Whoever may not look into a directory is not the one to remove it.
+        denied = refused.errno == errno.EACCES
+        remedy = _ELSEWHERE if denied else f"remove it or {_ELSEWHERE}"
+        raise _refuse(path, why, remedy) from refused
 
 
 def _open_private(name: bytes, above: int, path: bytes, *, make: bool) -> int:

@@ -105,7 +105,9 @@ class Link:
                 welcome = await self.ask(Kind.HELLO, body=body)
         except (OSError, TimeoutError) as error:
             self.close()
-            raise errors.BrokerLost(f"no broker at {self.endpoint}: {error}") from error
+            # A timeout has no words of its own.
+            why = getattr(error, "strerror", None) or str(error) or "no answer in time"
+            raise errors.BrokerLost(f"no broker at {self.endpoint}: {why}") from error
         except BaseException:
             self.close()
             raise

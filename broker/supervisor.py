@@ -399,7 +399,10 @@ def parse(arguments: Sequence[str]) -> Options:
     """Return the options in the command line of `python -m broker`."""
     import argparse  # noqa: PLC0415 - 8 ms that only this process pays
 
-    parser = argparse.ArgumentParser("python -m broker", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "python -m broker",
+        description="Be a broker for many clients until SIGTERM or SIGINT.",
+    )
     parser.add_argument("--endpoint", help="ipc://PATH of the shared broker")
     parser.add_argument("--keeper", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--client", type=int, default=0, help=argparse.SUPPRESS)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -193,6 +194,22 @@ def test_a_missing_parent_or_directory_is_named(tmp_path: Path, root: Path) -> N
     assert "absent' does not exist" in refusal(make(tmp_path / "absent" / "creche"))
     missing = refusal(lambda: RunDirectory.open(bytes(root)))
     assert "is a broker running?" in missing
+
+
+def test_removing_is_not_advised_where_looking_is_denied(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = os.open
+
+    def denied(path: bytes, *flags: Any, **where: Any) -> int:
+        if path == os.fsencode(root.name):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return look(path, *flags, **where)
+
+    root.mkdir(0o700)
+    monkeypatch.setattr(os, "open", denied)
+    told = refusal(make(root))
+    assert "cannot be used (Permission denied): choose" in told
 
 
 def test_a_parent_of_a_third_user_is_refused_unless_it_is_the_hidden_root() -> None:

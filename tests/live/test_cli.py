@@ -229,19 +229,24 @@ def test_closed_streams_are_as_good_as_dev_null(closed: str) -> None:
     assert done.stderr == (b"" if "2>&-" in closed.split() else b"err\n")
 
 
-def test_a_full_disk_is_told_without_a_traceback() -> None:
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("run", "echo", "x"), 125, b"creche: No space left on device\n"),
+        (("doctor",), 1, b"Error: stdout: No space left on device\n"),
+        (("doctor", "--json"), 1, b"Error: stdout: No space left on device\n"),
+    ],
+)
+def test_a_full_disk_is_told_without_a_traceback(
+    words: tuple[str, ...], code: int, said: bytes
+) -> None:
     with Path("/dev/full").open("wb") as full:
-        done = creche(
-            "run",
-            "echo",
-            "x",
-            stdout=full,
-            stderr=subprocess.PIPE,
-            capture_output=False,
-        )
-    assert done.returncode == 125
-    assert done.stderr.startswith(b"creche: ")
-    assert done.stderr.count(b"\n") == 1
+        done = creche(*words, stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_every_command_is_listed_with_a_whole_sentence() -> None:
+    assert b"..." not in creche("--help").stdout.partition(b"Commands:")[2]
 
 
 def test_it_ends_quietly_with_the_reader_of_its_output() -> None:

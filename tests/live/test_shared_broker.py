@@ -144,9 +144,15 @@ def test_a_client_refuses_tcp_without_keys() -> None:
     assert refused.value.field == "keys"
 
 
+@pytest.mark.parametrize("settings", [{}, 3, False])
+def test_an_engine_refuses_what_is_not_settings(settings: Any) -> None:
+    with pytest.raises(actors.InvalidRequest, match="settings: must be Settings"):
+        actors.Engine(settings=settings)
+
+
 async def test_a_client_of_no_broker_is_told_so(endpoint: str, tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir(mode=0o700)
-    with pytest.raises(actors.BrokerLost):
+    with pytest.raises(actors.BrokerLost, match=r"no broker at \S+: No such file"):
         await actors.Engine(endpoint).__aenter__()
 
 
