@@ -191,6 +191,8 @@ def _tell(text: str) -> None:
     except BrokenPipeError:
         raise  # click ends quietly with the reader
     except OSError as refused:
+        # What is left in the buffer would be refused again at our end, with code 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.ClickException(f"stdout: {refused.strerror}") from refused
 
 
