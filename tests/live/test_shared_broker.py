@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -848,3 +848,50 @@ async def test_a_client_that_reads_nothing_holds_up_nobody_else(
         for _ in range(5):
             assert (await engine.run(["echo", "on"])).stdout == b"on\n"
         assert alive(shared.pid)
+
+
+async def test_a_killed_broker_ends_the_trees_of_all_its_clients(
+    shared: Program, endpoint: str
+) -> None:
+    word = tag()
+    async with actors.Engine(endpoint) as blocked, actors.Engine(endpoint) as idle:
+        clients = (blocked,) * 3 + (idle,) * 3
+        children = [await engine.spawn(daemons(word)) for engine in clients]
+        for child in children:
+            await up(child)
+        waiting = asyncio.ensure_future(children[0].wait())
+        await children[0].snapshot()
+        end([Parts.of(children[0].pid).broker])
+        with pytest.raises(actors.BrokerLost):
+            await asyncio.wait_for(waiting, NOT_BLOCKED)
+        with pytest.raises(actors.BrokerLost):
+            await asyncio.wait_for(children[3].poll(wait=0), NOT_BLOCKED)
+        await asyncio.to_thread(shared.process.wait, NOT_BLOCKED)
+        assert tagged(word) == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+async def test_four_clients_start_two_thousand_children_side_by_side(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    body = f"""
+import asyncio, time
+async def main():
+    gate, slowest = asyncio.Semaphore(32), 0.0
+    async with actors.Engine({endpoint!r}) as engine:
+        async def one():
+            nonlocal slowest
+            async with gate:
+                started = time.monotonic()
+                assert (await engine.run(["true"])).returncode == 0
+                slowest = max(slowest, time.monotonic() - started)
+        await asyncio.gather(*(one() for _ in range(500)))
+    print(slowest, flush=True)
+asyncio.run(main())
+"""
+    with ExitStack() as stack:
+        programs = [stack.enter_context(client(tmp_path, body)) for _ in range(4)]
+        for program in programs:
+            line = await asyncio.to_thread(program.line)
+            assert float(line) < NOT_BLOCKED
