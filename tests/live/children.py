@@ -6,9 +6,11 @@ command lines, and each ends by itself after `FOREVER` seconds.
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 
 from actors import Child, Engine, PollResult
 from broker import tree
-from tests.helpers import FOREVER, NOT_BLOCKED, parent, python
+from tests.helpers import FOREVER, NOT_BLOCKED, eventually, parent, python
 
 ROOT = str(Path(__file__).resolve().parent.parent.parent)
 
@@ -261,6 +263,29 @@ def resident(pids: Iterable[int]) -> dict[int, int]:
         pid: int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page
         for pid in pids
     }
+
+
+def peak(pid: int) -> int:
+    """Return the most memory that a process ever had resident, in bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def state(pid: int) -> str:
+    """Return the kernel's letter for what a process does."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Let a process stand still for a block."""
+    os.kill(pid, signal.SIGSTOP)  # noqa: TID251 - a test hangs what it must survive
+    try:
+        eventually(lambda: state(pid) in "TZX")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)  # noqa: TID251
 
 
 CLIENT = """

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -21,16 +20,13 @@ from tests.live.children import (
     program,
     repeated,
     resident,
+    state,
     until,
 )
 
 pytestmark = pytest.mark.live
 
 MIB = 1024 * 1024
-
-
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 # -- whole trees ---------------------------------------------------------------
@@ -237,21 +233,26 @@ async def test_a_kill_from_outside_is_told_as_a_signal() -> None:
 # -- a kill while input is pending ---------------------------------------------
 
 
-async def test_a_kill_does_not_wait_for_a_blocked_write() -> None:
+@pytest.mark.parametrize("way", ["kill", "terminate"])
+async def test_b19_a_kill_does_not_wait_for_a_blocked_write(way: str) -> None:
+    bound = actors.Settings().stdin_queue
     async with actors.Engine() as engine:
         child = await engine.spawn(program(REST, tag()), stdin="pipe")
         await until(child, b"ready\n")
         here = [parent(child.pid), *engine_processes(engine)["broker"]]
         before = resident(here)
         writing = asyncio.ensure_future(child.write(b"w" * 8 * MIB))
-        await asyncio.wait([writing], timeout=0.5)
+        await asyncio.wait([writing], timeout=0.3)
         assert not writing.done()
         now = resident(here)
         grown = {pid: now[pid] - before[pid] for pid in here}
-        assert max(grown.values()) < 18 * MIB, grown
+        assert max(grown.values()) < bound + 16 * MIB, grown
         async with asyncio.timeout(3):
-            assert (await child.kill()).survivors == ()
-        assert (await child.wait()).signal == 9
+            ending = child.kill() if way == "kill" else child.terminate(0.5)
+            assert (await ending).survivors == ()
+        number = signal.SIGKILL if way == "kill" else signal.SIGTERM
+        status = await child.wait()
+        assert (status.signal, status.cause) == (number, "killed")
         written = await writing
         assert written.state == "ended"
         assert 0 < written.accepted < MIB

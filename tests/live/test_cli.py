@@ -14,6 +14,7 @@ import pytest
 
 from actors import __version__, embedded
 from tests.helpers import NOT_BLOCKED, eventually, gone, python, tag, tagged
+from tests.live.children import peak
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -277,15 +278,9 @@ def test_long_output_passes_without_being_collected() -> None:
         seen = 0
         while seen < total:
             seen += len(os.read(process.stdout.fileno(), 1 << 20))
-        assert peak_memory(process.pid) < 88 << 20
+        assert peak(process.pid) < 88 << 20
         process.stdin.close()
         assert end_of(process) == 0
-
-
-def peak_memory(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
 
 
 # -- run: signals -----------------------------------------------------------------
