@@ -142,7 +142,7 @@ class Supervisor:
             os.set_inheritable(fd, True)
         argv = [sys.executable, "-I", "-S", "-c", BOOT]
         argv += [*map(str, inherited), WORKER, self.home, *import_roots()]
-        self.pool_pid = os.posix_spawn(sys.executable, argv, os.environ)
+        self.pool_pid = execute(argv)
         os.set_inheritable(self.page, False)
         theirs.close()
         lifeline.close()
@@ -284,6 +284,21 @@ class Supervisor:
             if poller.poll(int((ends - time.monotonic()) * 1000) + 1):
                 os.read(self.wake, 4096)
             self._reap()
+
+
+def execute(argv: Sequence[str]) -> int:
+    """Execute a program in a fork of this process, which has one thread.
+
+    Returns its pid. glibc's `posix_spawn` would leave signals 32 and 33 ignored, and a
+    disposition that is inherited goes down to every child.
+    """
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.execv(argv[0], argv)
+        finally:
+            os._exit(127)
+    return pid
 
 
 def make_home(containment: str) -> str:
