@@ -45,6 +45,8 @@ _FILES: Final = frozenset((BROKER_SOCKET, LIFELINE_SOCKET, _LOCK, _KEY, _NEW_KEY
 _KEY_FORM: Final = re.compile(rb"[0-9a-f]{64}")
 _SOCKET_PATH_MAX: Final = 107
 """Bytes of a path in `sockaddr_un`, its final zero not counted."""
+_SOCKET_NAME_MAX: Final = _SOCKET_PATH_MAX - len("/proc/self/fd/1234567/")
+"""Bytes of a socket's name that can be reached through any descriptor."""
 _BACKLOG: Final = 128
 _ELSEWHERE: Final = "choose a private directory, as endpoint or XDG_RUNTIME_DIR"
 _NEWBORN: Final = 60.0
@@ -73,7 +75,7 @@ def endpoint_path(endpoint: str | None) -> bytes:
     """Return the path in `ipc://PATH`, empty for None.
 
     Raises:
-        InvalidRequest: it is no ipc endpoint.
+        InvalidRequest: it is no ipc endpoint, or no socket could have its name.
     """
     if endpoint is None:
         return b""
@@ -82,7 +84,12 @@ def endpoint_path(endpoint: str | None) -> bytes:
     path = endpoint.removeprefix("ipc://")
     if path == endpoint or not path.startswith("/") or path.endswith("/"):
         raise InvalidRequest("endpoint", f"{endpoint!r} is not ipc:///ABSOLUTE/PATH")
-    return os.fsencode(path)
+    where = os.fsencode(path)
+    excess = len(os.path.basename(where)) - _SOCKET_NAME_MAX
+    if excess > 0 and len(where) > _SOCKET_PATH_MAX:
+        why = f"is longer than the {_SOCKET_PATH_MAX} bytes of a socket's path"
+        raise _refuse(where, why, f"make its name {excess} bytes shorter")
+    return where
 
 
 class RunDirectory:
