@@ -184,6 +184,24 @@ def running(*command: str, **options: object) -> Iterator[Program]:
 
 
 @contextmanager
+def serving(endpoint: str, *before: str) -> Iterator[Program]:
+    """Run a shared broker for a block; it has to end by SIGTERM, with 0.
+
+    `before` is a command that executes what follows it.
+    """
+    command = [*before, sys.executable, "-m", "broker"]
+    command += ["--endpoint", endpoint, "--warm", "2"]
+    if log := os.environ.get("CRECHE_LOG"):
+        command += ["--log", log]
+    with running(*command) as program:
+        assert program.line() == f"creche broker ready {endpoint}"
+        yield program
+        if program.process.poll() is None:
+            program.signal(signal.SIGTERM)
+            assert program.process.wait(15) == 0
+
+
+@contextmanager
 def client(directory: Path, body: str) -> Iterator[Program]:
     """Run a client program: `PRELUDE` and `body`."""
     name = f"client{len(list(directory.glob('client*.py')))}.py"

@@ -5,9 +5,12 @@ import errno
 import logging
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,11 @@ from tests.live.children import (
     state,
     until,
 )
+from tests.parts import running, serving
 
 pytestmark = pytest.mark.live
+
+SERVES = [sys.executable, "-m", "broker", "--endpoint"]
 
 
 @pytest.fixture
@@ -393,28 +399,61 @@ async def test_the_environment_is_the_clients_or_what_was_asked(
 # -- where the engine lives ----------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [60, 90, 107, 108, 130, 300])
+@pytest.fixture
+def short() -> Iterator[str]:
+    """A directory with a short path, for long ones to begin at."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="c") as place:
+        yield place
+
+
+def lengthened(place: str, length: int, letter: str) -> str:
+    """Make directories below `place` to a path of this many bytes."""
+    while (left := length - len(os.fsencode(place))) > 0:
+        size = min(left, 100 if left != 101 else 99) - 1
+        place += "/" + letter * (size // len(letter.encode()))
+        place += "d" * (size % len(letter.encode()))
+    os.makedirs(place, mode=0o700)
+    return place
+
+
+@pytest.mark.parametrize("length", [107, 108, 130, 300])
 @pytest.mark.parametrize("letter", ["d", "ü"])
-async def test_a_long_runtime_directory_works_or_is_refused_by_name(
-    length: int, letter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_b59_a_long_path_of_the_socket_works(
+    length: int, letter: str, short: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = str(tmp_path)
-    while (left := length - len(os.fsencode(place)) - 1) > 0:
-        place += "/" + (letter * 200)[: max(1, min(100, left) // len(letter.encode()))]
-    Path(place).mkdir(parents=True, exist_ok=True)
+    own = len("/creche/run-0123456789abcdef/broker.sock")
+    place = lengthened(short, length - own, letter)
     monkeypatch.setenv("XDG_RUNTIME_DIR", place)
-    refusal = ""
-    async with asyncio.timeout(NOT_BLOCKED):
-        try:
-            async with actors.Engine() as engine:
-                assert (await engine.run(["echo", "in"])).stdout == b"in\n"
-        except (actors.InvalidRequest, actors.BrokerLost) as refused:
-            refusal = str(refused)
-    if refusal:
-        assert length > 60
-        assert place in refusal
-        assert "107" in refusal
+    async with asyncio.timeout(9), actors.Engine() as engine:
+        endpoint = (await engine.info()).endpoint
+        assert len(os.fsencode(endpoint.removeprefix("ipc://"))) == length
+        assert (await engine.run(["echo", "in"])).stdout == b"in\n"
     assert not list(Path(place).rglob("run-*"))
+
+
+async def test_b59_both_sides_of_a_shared_broker_shorten_a_path_alike(
+    short: str,
+) -> None:
+    endpoint = f"ipc://{lengthened(short, 200, 'ü')}/broker.sock"
+    with serving(endpoint):
+        async with actors.Engine(endpoint) as engine:
+            assert (await engine.run(["echo", "in"])).stdout == b"in\n"
+
+
+async def test_b59_a_name_too_long_for_any_socket_is_refused_with_the_limit(
+    short: str,
+) -> None:
+    path = f"{short}/{'n' * 108}"
+    with pytest.raises(actors.InvalidRequest) as refused:
+        actors.Engine(f"ipc://{path}")
+    assert refused.value.field == "endpoint"
+    with running(*SERVES, f"ipc://{path}", stderr=subprocess.PIPE) as broker:
+        _, told = broker.process.communicate(timeout=9)
+        assert broker.process.returncode == 1
+    for text in (str(refused.value), told.decode()):
+        assert path in text
+        assert "107 bytes" in text
+    assert os.listdir(short) == []
 
 
 async def test_a_new_engine_starts_after_a_failed_one(
