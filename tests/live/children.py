@@ -106,6 +106,14 @@ write(b"leaving\\n")
 os._exit(9)
 """
 
+ECHOES_LINES = """
+lines = 0
+for line in sys.stdin.buffer:
+    lines += 1
+    write(b"E:" + line)
+write(b"total %d\\n" % lines)
+"""
+
 ESCAPES_GROUP = """
 def escape():
     os.setsid()

@@ -367,7 +367,7 @@ def test_b78_a_child_does_not_inherit_blocked_or_ignored_signals(
     assert term == b"15"
 
 
-async def test_the_environment_is_the_clients_or_what_was_asked(
+async def test_b81_the_environment_is_the_clients_or_what_was_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("BUG_TOKEN", "secret")

@@ -313,27 +313,6 @@ async def longest_chunk(stream: actors.EventStream) -> int:
         )
 
 
-async def test_a_client_that_reads_late_is_told_of_every_missing_byte() -> None:
-    count, children = 20_000, 8
-    whole = numbers(count)
-    async with actors.Engine() as engine, engine.scope() as scope:
-        started = [
-            await scope.spawn(
-                program(NUMBERS, tag(), str(count)),
-                retention=actors.OutputPolicy("tail", 65536),
-            )
-            for _ in range(children)
-        ]
-        for child in started:
-            assert (await child.wait(NOT_BLOCKED)).code == 0
-        for child in started:
-            seen = await child.poll(wait=5)
-            assert seen.done
-            assert seen.dropped_bytes + len(seen.stdout) == len(whole)
-            assert whole.endswith(seen.stdout)
-            assert len(seen.stdout) == 65536
-
-
 @repeated(12_000, 20_000)
 async def test_b58_polls_that_are_given_up_lose_and_repeat_nothing(runs: int) -> None:
     """Some are abandoned at a random moment, some while the broker stands still."""
