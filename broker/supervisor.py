@@ -286,7 +286,7 @@ class Supervisor:
             self._reap()
 
 
-def execute(argv: Sequence[str]) -> int:
+def execute(argv: list[str]) -> int:
     """Execute a program in a fork of this process, which has one thread.
 
     Returns its pid. glibc's `posix_spawn` would leave signals 32 and 33 ignored, and a
