@@ -392,7 +392,8 @@ def _is_stale(fd: int, location: bytes) -> bool:
     if _identity(fd) in _held or not names <= _FILES:
         return False
     if _LOCK not in names:
-        return time.time() - os.fstat(fd).st_mtime > _NEWBORN
+        age = time.time() - os.fstat(fd).st_mtime  # noqa: TID251 - the clock of files
+        return age > _NEWBORN
     try:
         file = _open_file(fd, location, _LOCK, os.O_RDWR)
     except InvalidRequest:
