@@ -99,7 +99,7 @@ class Spec:
     the engine to check.
 
     This version refuses `tty`, `pass_fds`, `detach_ttl`, `observe`, `on_full="evict"`,
-    `queue`, and the limits `output`, `tree_memory` and `tree_processes`.
+    and `queue`.
 
     Attributes:
         argv: The command, a sequence of `str`, `bytes` or paths; with `shell=True` one
