@@ -132,7 +132,7 @@ class Scope:
             raise errors.InvalidRequest(
                 "resume", "takes back a pause, and there is none"
             )
-        if self._timeouts.resume():
+        if self._timeouts.resume() and not self._closed:
             self._connection.pause(self.name, paused=False)
 
     @contextmanager

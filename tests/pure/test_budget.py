@@ -67,9 +67,9 @@ def test_s17_a_tree_is_over_its_budget_with_one_too_much(
     name: Any, most: Sample, over: Sample
 ) -> None:
     for action in ("terminate", "notify"):
-        watched = budget(**{name: Watch(100, action)})  # type: ignore[arg-type]
+        watched = budget(**{name: Watch(100, action)})
         assert watched.sampled(most, 1.0) == []
-        assert watched.sampled(over, 2.0) == [Over(name, action)]  # type: ignore[arg-type]
+        assert watched.sampled(over, 2.0) == [Over(name, action)]
         assert watched.sampled(over, 3.0) == []
         assert watched.next_sample() is None
 
