@@ -162,7 +162,11 @@ class Connection:
         """
         self._check_options(spec)
         launch = spec.launch(
-            self._surroundings.read(), self.settings, scope or "", secrets.token_hex(16)
+            self._surroundings.read(),
+            self.settings,
+            scope or "",
+            secrets.token_hex(16),
+            paused=scope in self.paused,
         )
         token = spec.request_id or secrets.token_hex(16)
         body = {
@@ -219,14 +223,14 @@ class Connection:
             block=retention.size if retention.kind == "block" else None,
         )
         self.records[record.id] = record
-        if scope in self.paused:
-            self._tell_clock(record, paused=True)
+        if (scope in self.paused) is not launch.paused:  # it changed meanwhile
+            self._tell_clock(record, paused=not launch.paused)
         return record
 
     def pause(self, scope: str, *, paused: bool) -> None:
         """Stop the clocks of a scope's sessions, or let them go on.
 
-        Those that start while it is paused are told as soon as they run.
+        Those that start while it is paused are paused from their start.
         """
         (self.paused.add if paused else self.paused.discard)(scope)
         for record in self.owned_by(scope):

@@ -107,8 +107,9 @@ class Scope:
 
         Until `resume` the deadlines of its children stand still: `timeout`,
         `idle_timeout`, the wait for pipes after the end, polls and reads, and the
-        `timeout` of `run`. Kills and their deadlines do not. Pauses nest. A child that
-        starts meanwhile is paused as soon as it runs.
+        `timeout` of `run`. Kills and their deadlines do not, nor does the
+        `timeout` of `Child.wait`, which ends nothing. Pauses nest. A child that starts
+        meanwhile is paused from its start.
 
         Raises:
             SessionNotFound: the scope is closed.

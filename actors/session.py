@@ -165,7 +165,11 @@ class Session:
     def _look_at_tree(self) -> None:
         due = self.budget.next_sample()
         if due is not None and due <= self._now and not self.life.empty:
-            self._overrun(self.budget.sampled(measure(), self._now))
+            try:
+                sample = measure()
+            except OSError:  # no descriptor is to be had: look again later
+                sample = NOTHING
+            self._overrun(self.budget.sampled(sample, self._now))
 
     def _look_at_output(self) -> None:
         self._overrun(self.budget.written(self.log.end))
@@ -508,7 +512,7 @@ class Session:
         target = message.body["target"]
         self.outlet.stop(Ask(ask.client, target))
         if target == 0:  # this client is gone, and nobody else would let the clock go
-            self._pause(ask.client, paused=False)
+            self.pause(ask.client, paused=False)
         self._answer(ask, {})
 
     def _on_kill(self, ask: Ask, message: Message) -> None:
@@ -568,7 +572,10 @@ class Session:
 
     def _on_stats(self, ask: Ask, _: Message) -> None:
         launch, log = self.launch, self.log
-        sample = NOTHING if self.life.empty else measure()
+        try:
+            sample = NOTHING if self.life.empty else measure()
+        except OSError as error:
+            raise errors.EngineError(f"the tree cannot be read: {error}") from error
         self.budget.note(sample)
         stats = Stats(
             stdout=log.stats("stdout"),
@@ -580,9 +587,9 @@ class Session:
         self._answer(ask, stats.to_wire())
 
     def _on_clock(self, ask: Ask, message: Message) -> None:
-        self._pause(ask.client, paused=message.body["paused"])
+        self.pause(ask.client, paused=message.body["paused"])
 
-    def _pause(self, client: int, *, paused: bool) -> None:
+    def pause(self, client: int, *, paused: bool) -> None:
         """Stop the clock for a client, or let it go on once no client wants it so."""
         (self.pausers.add if paused else self.pausers.discard)(client)
         paused = bool(self.pausers)

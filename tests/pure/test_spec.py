@@ -516,7 +516,7 @@ def test_options_given_win_over_the_settings() -> None:
     assert (order.timeout, order.idle_timeout) == (5, 0.5)
     assert not order.kill_on_drop
     assert order.metadata == (("k", "v"),)
-    assert (order.authority, order.scope) == ("root", "build")
+    assert (order.authority, order.scope, order.paused) == ("root", "build", False)
     assert launch(["x"], post_exit_grace=0).post_exit_grace == 0
 
 
@@ -595,6 +595,7 @@ orders = st.builds(
     metadata=rows(texts, texts),
     authority=st.none() | texts,
     scope=texts,
+    paused=st.booleans(),
 )
 
 
