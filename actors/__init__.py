@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Piece as Piece,
         PollResult as PollResult,
         Snapshot as Snapshot,
+        Stats as Stats,
         StreamAbandoned as StreamAbandoned,
         StreamEof as StreamEof,
         StreamError as StreamError,
@@ -76,8 +77,8 @@ _HOMES = {
     "actors.engine": "Engine",
     "actors.events": (
         "Change Chunk Closed Completed Event Exited ExitStatus Gap Info KillReceipt "
-        "Piece PollResult Snapshot StreamAbandoned StreamEof StreamError Survivor "
-        "Usage WriteResult"
+        "Piece PollResult Snapshot Stats StreamAbandoned StreamEof StreamError "
+        "Survivor Usage WriteResult"
     ),
     "actors.scope": "Scope",
     "actors.settings": "Limits OutputPolicy Settings TtySize Watch",
@@ -131,6 +132,7 @@ __all__ = [
     "Snapshot",
     "SpawnFailed",
     "Spec",
+    "Stats",
     "StdinUnavailable",
     "StreamAbandoned",
     "StreamEof",

@@ -18,6 +18,7 @@ from actors.events import (
     KillReceipt,
     PollResult,
     Snapshot,
+    Stats,
     WriteResult,
     WriteState,
 )
@@ -538,6 +539,20 @@ class Child:
         """
         self._check()
         return await self._connection.snapshot(self.id)
+
+    async def stats(self) -> Stats:
+        """Return what the child wrote, and what its tree uses now.
+
+        Nothing is consumed, and nothing of the tree is disturbed. Once the tree is gone
+        its memory and processes are 0.
+
+        Raises:
+            SessionNotFound: the session was closed.
+            WorkerLost: the worker died.
+        """
+        self._check()
+        reply = await self._link.ask(Kind.STATS, self.id)
+        return Stats.from_wire(reply.body)
 
     async def aclose(self) -> None:
         """End the child if it still runs, and let the engine forget it.

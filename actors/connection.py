@@ -11,7 +11,7 @@ from actors.embedded import Embedded
 from actors.events import ExitStatus, KillReceipt, Snapshot
 from actors.launch import Launch
 from actors.record import Record, lost_status
-from actors.settings import WATCHES, Settings
+from actors.settings import Settings
 from actors.spec import Spec
 from actors.streams import Capture
 from broker import errors
@@ -37,6 +37,7 @@ class Connection:
         self.settings = settings
         self.link: Link
         self.records: dict[int, Record] = {}
+        self.paused: set[str] = set()
         self.shared = endpoint is not None
         self._endpoint = endpoint
         self._owner = owner
@@ -161,7 +162,11 @@ class Connection:
         """
         self._check_options(spec)
         launch = spec.launch(
-            self._surroundings.read(), self.settings, scope or "", secrets.token_hex(16)
+            self._surroundings.read(),
+            self.settings,
+            scope or "",
+            secrets.token_hex(16),
+            paused=scope in self.paused,
         )
         token = spec.request_id or secrets.token_hex(16)
         body = {
@@ -199,10 +204,6 @@ class Connection:
         for name, default in _NOT_YET.items():
             if getattr(spec, name) != default:
                 raise errors.InvalidRequest(name, "is not supported by this version")
-        for watch in WATCHES:
-            if spec.limits.watch(watch) is not None:
-                name = f"limits.{watch}"
-                raise errors.InvalidRequest(name, "is not supported by this version")
 
     def _adopt(self, reply: Message, launch: Launch, scope: str | None) -> Record:
         known = self.records.get(reply.session)
@@ -222,7 +223,22 @@ class Connection:
             block=retention.size if retention.kind == "block" else None,
         )
         self.records[record.id] = record
+        if (scope in self.paused) is not launch.paused:  # it changed meanwhile
+            self._tell_clock(record, paused=not launch.paused)
         return record
+
+    def pause(self, scope: str, *, paused: bool) -> None:
+        """Stop the clocks of a scope's sessions, or let them go on.
+
+        Those that start while it is paused are paused from their start.
+        """
+        (self.paused.add if paused else self.paused.discard)(scope)
+        for record in self.owned_by(scope):
+            self._tell_clock(record, paused=paused)
+
+    def _tell_clock(self, record: Record, *, paused: bool) -> None:
+        if self.link.lost is None:
+            self.link.post(Kind.CLOCK, record.id, body={"paused": paused})
 
     def owned_by(self, scope: str) -> list[Record]:
         """Return the sessions of a scope that were not released yet, by id."""

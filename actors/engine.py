@@ -140,6 +140,7 @@ class Engine:
             limit=limit,
             check=check,
             check_open=connection.check,
+            deadline=asyncio.timeout,
             options=options,
         )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, ClassVar, Literal, Self, get_args
 
+from actors.buffer import Counts
 from actors.settings import TtySize
 from broker.errors import InvalidRequest, ProtocolError
 
@@ -32,6 +33,7 @@ __all__ = [
     "PollResult",
     "Snapshot",
     "State",
+    "Stats",
     "Stream",
     "StreamAbandoned",
     "StreamEof",
@@ -116,6 +118,8 @@ class Usage:
         max_rss: Largest resident memory of one process, bytes.
         voluntary: Context switches because it waited.
         involuntary: Context switches because its turn was over.
+        tree_peak: Largest resident memory of the whole tree that was seen, bytes: by a
+            watch of the tree, or by `stats`. None when nobody looked.
     """
 
     user: float = 0.0
@@ -123,10 +127,18 @@ class Usage:
     max_rss: int = 0
     voluntary: int = 0
     involuntary: int = 0
+    tree_peak: int | None = None
 
     def to_wire(self) -> list[Any]:
         """Return the fields in order."""
-        return [self.user, self.sys, self.max_rss, self.voluntary, self.involuntary]
+        return [
+            self.user,
+            self.sys,
+            self.max_rss,
+            self.voluntary,
+            self.involuntary,
+            self.tree_peak,
+        ]
 
     @classmethod
     def from_wire(cls, wire: object) -> Self:
@@ -135,7 +147,7 @@ class Usage:
         Raises:
             ProtocolError: It is something else.
         """
-        return cls(*_list("usage", wire, NUMBER, NUMBER, INT, INT, INT))
+        return cls(*_list("usage", wire, NUMBER, NUMBER, INT, INT, INT, INT_OR_NONE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -596,6 +608,54 @@ class Snapshot:
             "metadata": dict(metadata),
         }
         return cls(**wire | parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a session has written and what its tree uses. Taking it consumes nothing.
+
+    Attributes:
+        stdout: Bytes produced, retained and dropped of standard output, or of the
+            terminal; zeros where it is null.
+        stderr: The same of standard error; None where it is merged or null.
+        cpu_time: Seconds that the tree, and what ended of it, was on a processor.
+        memory: Resident bytes of the tree now; what processes share is counted for
+            each.
+        processes: Living processes of the tree.
+    """
+
+    stdout: Counts
+    stderr: Counts | None
+    cpu_time: float
+    memory: int
+    processes: int
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return a map of plain values, one for each field."""
+        return {
+            "stdout": list(self.stdout),
+            "stderr": None if self.stderr is None else list(self.stderr),
+            "cpu_time": self.cpu_time,
+            "memory": self.memory,
+            "processes": self.processes,
+        }
+
+    @classmethod
+    def from_wire(cls, wire: object) -> Self:
+        """Return what `to_wire` was called on.
+
+        Raises:
+            ProtocolError: It is something else.
+        """
+        what, shapes = "stats", (ITEMS, ITEMS_OR_NONE, NUMBER, INT, INT)
+        names = ("stdout", "stderr", "cpu_time", "memory", "processes")
+        if not isinstance(wire, dict) or wire.keys() != set(names):
+            raise ProtocolError(f"malformed {what}: missing or unknown fields")
+        values = _fit(what, [wire[name] for name in names], list(shapes))
+        for place in (0, 1):
+            if values[place] is not None:
+                values[place] = Counts(*_list("counts", values[place], INT, INT, INT))
+        return cls(*values)
 
 
 def _tty(what: str, wire: object) -> TtySize:

@@ -55,6 +55,7 @@ class Launch:
         metadata: The caller's pairs, given back with every result.
         authority: The caller's note of what it allowed, or None.
         scope: Name of the scope.
+        paused: Whether the clock of the scope is stopped as this is sent.
 
     Raises:
         InvalidRequest: A field is not valid; named after the field.
@@ -89,6 +90,7 @@ class Launch:
     metadata: tuple[tuple[str, str], ...]
     authority: str | None
     scope: str
+    paused: bool
 
     _CHECKS: ClassVar[Mapping[str, Check]] = {
         "argv": checks.command,
@@ -120,6 +122,7 @@ class Launch:
         "metadata": checks.metadata,
         "authority": checks.optional(checks.text),
         "scope": checks.text,
+        "paused": checks.flag,
     }
 
     def to_wire(self) -> dict[str, Any]:

@@ -14,9 +14,13 @@ Held         idle timer stands still     grace stands still          ignored
 Output       idle timer restarts         ignored                     ignored
 Kill         TERM+CONT, or Sweep         Sweep; empty: Answer        the same
 Interrupted  noted for the cause         ignored                     ignored
+Paused       timeouts stand still        grace stands still          ignored
 Reaped       sweep at once               sweep at once               sweep at once
 Tick         timeout, escalation, sweep  grace: Abandon; leftovers   sweep
 ===========  ==========================  ==========================  ==================
+
+A pause pushes back what patience is measured by: the timeouts and the grace. Kills go
+on: their escalation, their deadlines, and the end of what the leader left behind.
 
 After the leader's end its group may be empty and its number used again, so nothing is
 sent to the group any more: what is left of the tree is swept.
@@ -27,11 +31,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, assert_never
 
+from actors.clock import Clock
+
 SWEEP_FIRST: Final = 0.001
 """Seconds between two walks of a tree that is being killed (exits also trigger one)."""
 SWEEP_LAST: Final = 1.0
 """Seconds between walks once survivors do not go (D state, another user's)."""
 SIGINT: Final = 2
+SIGKILL: Final = 9
 SIGTERM: Final = 15
 SIGCONT: Final = 18
 
@@ -45,10 +52,19 @@ class State(Enum):
 
 
 class LeaderExited(NamedTuple):
-    """The leader was reaped, by `signal` unless 0; `empty`: it left nothing behind."""
+    """The leader was reaped.
+
+    Attributes:
+        signal: what it died of, 0: it exited.
+        empty: whether it left nothing behind.
+        oom: whether the kernel says that it killed here for want of memory.
+        spared: whether the kernel let none of our kills reach it.
+    """
 
     signal: int
     empty: bool
+    oom: bool = False
+    spared: bool = False
 
 
 class TreeEmpty(NamedTuple):
@@ -87,6 +103,12 @@ class Interrupted(NamedTuple):
     """SIGINT was sent on request."""
 
 
+class Paused(NamedTuple):
+    """The clock of the session's scope was stopped (or goes on)."""
+
+    paused: bool
+
+
 class Reaped(NamedTuple):
     """Some process of the tree was reaped."""
 
@@ -103,6 +125,7 @@ Event = (
     | Output
     | Kill
     | Interrupted
+    | Paused
     | Reaped
     | Tick
 )
@@ -165,6 +188,7 @@ class Lifecycle:
         self.sweeping = False
         self._open = set(streams)
         self._now = now
+        self._clock = Clock()
         self._out: list[Action] = []
         self._cause: str | None = None
         self._interrupted = False
@@ -199,6 +223,8 @@ class Lifecycle:
                 self._kill(event)
             case Interrupted():
                 self._interrupted = self.state is State.RUNNING
+            case Paused(paused):
+                self._pause(paused=paused)
             case Reaped():
                 self._reaped()
             case Tick():
@@ -218,17 +244,17 @@ class Lifecycle:
         return (
             self._escalate,
             self._sweep_due,
-            self._grace_ends,
             self._leftovers_end,
-            self._times_out if running else None,
-            self._idles_out if running else None,
+            self._clock.when(self._grace_ends),
+            self._clock.when(self._times_out) if running else None,
+            self._clock.when(self._idles_out) if running else None,
         )
 
     # -- endings ----------------------------------------------------------------
 
     def _leader_exited(self, event: LeaderExited) -> None:
         self.state = State.EXITED
-        self._out.append(Report(self._final_cause(event.signal)))
+        self._out.append(Report(self._final_cause(event)))
         self._escalate = None
         if event.empty:
             self._tree_empty()
@@ -239,11 +265,13 @@ class Lifecycle:
         self._start_grace()
         self._close_when_done()
 
-    def _final_cause(self, signal: int) -> str:
-        if self._cause is not None:
+    def _final_cause(self, event: LeaderExited) -> str:
+        if self._cause is not None and not event.spared:
             return self._cause
-        if self._interrupted and signal == SIGINT:
+        if self._interrupted and event.signal == SIGINT:
             return "interrupted"
+        if event.oom and event.signal == SIGKILL:
+            return "oom"
         return "exited"
 
     def _start_grace(self) -> None:
@@ -253,7 +281,7 @@ class Lifecycle:
         if self._held:
             self._grace_left = grace
         else:
-            self._grace_ends = self._now + grace
+            self._grace_ends = self._clock.read(self._now) + grace
 
     def _hold(self, *, held: bool) -> None:
         if held is self._held:
@@ -261,16 +289,26 @@ class Lifecycle:
         self._held = held
         self._start_idling()
         if held and self._grace_ends is not None:
-            self._grace_left = max(0.0, self._grace_ends - self._now)
+            here = self._clock.read(self._now)
+            self._grace_left = max(0.0, self._grace_ends - here)
             self._grace_ends = None
         elif not held and self._grace_left is not None:
-            self._grace_ends = self._now + self._grace_left
+            self._grace_ends = self._clock.read(self._now) + self._grace_left
             self._grace_left = None
+
+    def _pause(self, *, paused: bool) -> None:
+        if paused:
+            self._clock.stop(self._now)
+            return
+        shift = self._clock.go(self._now)
+        self._grace_ends = _after(shift, self._grace_ends)
+        self._times_out = _after(shift, self._times_out)
+        self._idles_out = _after(shift, self._idles_out)
 
     def _start_idling(self) -> None:
         """Count silence anew; a child that is held back is not silent of its own."""
         silence = None if self._held else self.terms.idle_timeout
-        self._idles_out = _after(self._now, silence)
+        self._idles_out = _after(self._clock.read(self._now), silence)
 
     def _close_when_done(self) -> None:
         if self.state is State.EXITED and not self._open:
@@ -332,13 +370,14 @@ class Lifecycle:
             self._start_sweep()
         elif self.sweeping and _past(self._sweep_due, self._now):
             self._sweep()
-        if _past(self._grace_ends, self._now):
+        if _past(self._grace_ends, self._clock.read(self._now)):
             self._grace_ends = None
             self._out.append(Abandon())
         self._give_up_on_kills()
 
     def _check_timeouts(self) -> None:
-        if _past(self._times_out, self._now) or _past(self._idles_out, self._now):
+        here = self._clock.read(self._now)
+        if _past(self._times_out, here) or _past(self._idles_out, here):
             self._times_out = self._idles_out = None
             grace = self.terms.terminate_grace
             self._kill(Kill(None, grace, self.terms.kill_timeout, "timeout"))

@@ -7,12 +7,15 @@ dropped, and when that fills the log the child's pipes are not read any more.
 
 Ends have places in the log as bytes have: a reader is told of a stream's end, or of the
 exit, when it has got everything that came before.
+
+A pause pushes the deadlines of polls and reads back; what is there is still given.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from actors.buffer import Cursor, Hole, Log
+from actors.clock import Clock
 from actors.events import ExitStatus
 from actors.launch import Launch
 from broker import errors
@@ -165,6 +168,7 @@ class Outlet:
         self.holds: dict[int, set[int | str]] = {}
         self.polls: list[Poll] = []
         self.reads: list[Read] = []
+        self.clock = Clock()
 
     # -- asked ------------------------------------------------------------------
 
@@ -183,7 +187,7 @@ class Outlet:
             self._hold(ask.client, "poll", cursor.sequence)
         limit = min(body["limit"], POLL_LIMIT)
         quiet_from = now if self.log.end > cursor.sequence else None
-        ends = now + body["wait"]
+        ends = self.clock.read(now) + body["wait"]
         self.polls.append(Poll(ask, cursor, body["mode"], limit, ends, quiet_from))
 
     def read(self, ask: Ask, body: Any, now: float) -> None:
@@ -200,7 +204,7 @@ class Outlet:
         if self.blocking:
             self._hold(ask.client, body["reader"], self.log.seek(stream, offset))
         limit = min(body["limit"], POLL_LIMIT)
-        reader, ends = body["reader"], now + body["wait"]
+        reader, ends = body["reader"], self.clock.read(now) + body["wait"]
         self.reads.append(Read(ask, reader, stream, offset, limit, ends))
 
     def open(self, ask: Ask, body: Any) -> None:
@@ -308,11 +312,10 @@ class Outlet:
 
     def next_deadline(self) -> float | None:
         """Return when `serve` is wanted, None while nothing is due."""
-        due = [read.ends for read in self.reads]
-        for poll in self.polls:
-            due.append(poll.ends)
-            if poll.quiet_from is not None:
-                due.append(poll.quiet_from + self.launch.quiet)
+        ends = [read.ends for read in self.reads] + [poll.ends for poll in self.polls]
+        due = [end for end in map(self.clock.when, ends) if end is not None]
+        calm = (p.quiet_from for p in self.polls if p.quiet_from is not None)
+        due.extend(since + self.launch.quiet for since in calm)
         return min(due, default=None)
 
     def on_output(self, now: float) -> None:
@@ -321,6 +324,15 @@ class Outlet:
             poll._replace(quiet_from=now) if poll.mode == "output" else poll
             for poll in self.polls
         ]
+
+    def pause(self, now: float, *, paused: bool) -> None:
+        """Stop the clock of what waits, or let it go on."""
+        if paused:
+            self.clock.stop(now)
+            return
+        shift = self.clock.go(now)
+        self.polls = [poll._replace(ends=poll.ends + shift) for poll in self.polls]
+        self.reads = [read._replace(ends=read.ends + shift) for read in self.reads]
 
     def serve(self, now: float, *, held: bool) -> None:
         """Give every reader, read and poll what it is due.
@@ -396,7 +408,8 @@ class Outlet:
     def _served_read(self, read: Read, now: float) -> bool:
         produced = self.log.stats(read.stream).produced
         ended = read.stream not in self.progress.streams
-        if read.offset >= produced and not ended and now < read.ends:
+        early = self.clock.read(now) < read.ends
+        if read.offset >= produced and not ended and early:
             self._hold_no_other_stream(read)
             return False
         gap, offset, data = self.log.read_stream(read.stream, read.offset, read.limit)
@@ -416,7 +429,7 @@ class Outlet:
         calm = quiet is not None and now >= quiet + self.launch.quiet
         unread = self.log.end > poll.cursor.sequence
         enough = done or (held and unread) or (poll.mode == "output" and calm)
-        if not enough and now < poll.ends:
+        if not enough and self.clock.read(now) < poll.ends:
             return False
         pieces, after = self.log.read(poll.cursor, poll.limit, MOST_PIECES)
         document = [

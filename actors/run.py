@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final
 
 from actors import checks
@@ -16,6 +16,8 @@ from broker import errors
 RUN_INPUT: Final = 1024 * 1024
 """Bytes of a run's input that travel with the spawn; more is written while it runs."""
 
+Deadline = Callable[[float | None], AbstractAsyncContextManager[object]]
+
 
 async def run(
     connection: Connection,
@@ -27,12 +29,13 @@ async def run(
     limit: int | None,
     check: bool,
     check_open: Callable[[], None],
+    deadline: Deadline,
     options: dict[str, Any],
 ) -> Completed:
     """Run a command to its end, for an engine or a scope; see `Engine.run`.
 
     `check_open` is called once the command runs, and raises if its owner closed
-    meanwhile.
+    meanwhile; `deadline` limits a block to the given seconds.
     """
     data = None if input is None else as_bytes("input", input)
     checks.optional(checks.seconds)("timeout", timeout)
@@ -50,7 +53,7 @@ async def run(
         feeding = asyncio.ensure_future(child.feed(data))
     try:
         check_open()
-        await _await_capture(child, capture, timeout)
+        await _await_capture(child, capture, timeout, deadline)
         if record.released:
             raise errors.SessionNotFound("its scope closed meanwhile")
         done = completed(record, capture, limit)
@@ -90,9 +93,11 @@ def _check_code(done: Completed) -> None:
         )
 
 
-async def _await_capture(child: Child, capture: Capture, timeout: float | None) -> None:
+async def _await_capture(
+    child: Child, capture: Capture, timeout: float | None, deadline: Deadline
+) -> None:
     try:
-        async with asyncio.timeout(timeout):
+        async with deadline(timeout):
             await asyncio.shield(capture.closed)
     except TimeoutError:
         if capture.closed.done():

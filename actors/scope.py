@@ -1,12 +1,14 @@
 """Scopes: named groups of children with one owner, which end together."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 from actors.child import Child
 from actors.connection import Connection
 from actors.events import Completed, KillReceipt, Snapshot
+from actors.pause import Timeouts
 from actors.run import run
 from actors.spec import Spec
 from broker import errors
@@ -29,6 +31,7 @@ class Scope:
         self._connection = connection
         self._on_close = on_close
         self._closed = False
+        self._timeouts = Timeouts()
         self._guard: asyncio.Task[None] | None = None
         if cancel is not None:
             self._guard = asyncio.ensure_future(self._close_on(cancel))
@@ -86,6 +89,7 @@ class Scope:
             limit=limit,
             check=check,
             check_open=self._check,
+            deadline=self._timeouts.timeout,
             options=options,
         )
 
@@ -97,6 +101,53 @@ class Scope:
         """
         self._check()
         return await self._connection.children(self.name)
+
+    def pause(self) -> None:
+        """Stop the clock of this scope, as while a person is being asked.
+
+        Until `resume` the deadlines of its children stand still: `timeout`,
+        `idle_timeout`, the wait for pipes after the end, polls and reads, and the
+        `timeout` of `run`. Kills and their deadlines do not, nor does the
+        `timeout` of `Child.wait`, which ends nothing. Pauses nest. A child that starts
+        meanwhile is paused from its start.
+
+        Raises:
+            SessionNotFound: the scope is closed.
+            RuntimeContext: it was called outside of the engine's loop.
+        """
+        self._check()
+        if self._timeouts.pause():
+            self._connection.pause(self.name, paused=True)
+
+    def resume(self) -> None:
+        """Take one `pause` back; with the last one the clock goes on.
+
+        A scope that closed meanwhile has no clock any more.
+
+        Raises:
+            InvalidRequest: it was not paused.
+            RuntimeContext: it was called outside of the engine's loop.
+        """
+        self._connection.check(alive=False)
+        if not self._timeouts.depth:
+            raise errors.InvalidRequest(
+                "resume", "takes back a pause, and there is none"
+            )
+        if self._timeouts.resume() and not self._closed:
+            self._connection.pause(self.name, paused=False)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock of this scope for a `with` block.
+
+        Raises:
+            SessionNotFound: the scope is closed.
+        """
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
 
     async def kill(self) -> list[KillReceipt | errors.EngineError]:
         """End every child of this scope now, and keep them readable.
@@ -126,6 +177,7 @@ class Scope:
         if self._guard is not None:
             self._guard.cancel()
         self._on_close(self.name)
+        self._connection.paused.discard(self.name)
         owned = self._connection.owned_by(self.name)
         results = await asyncio.gather(
             *map(self._connection.release, owned), return_exceptions=True

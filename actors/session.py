@@ -12,11 +12,13 @@ from itertools import islice
 from typing import Any, Final, Protocol
 
 from actors import lifecycle, process
+from actors.budget import NOTHING, Budget, Over
 from actors.buffer import Log
-from actors.events import ExitStatus, Survivor, Usage
+from actors.events import ExitStatus, Stats, Survivor, Usage
 from actors.inbox import Inbox
 from actors.launch import Launch
 from actors.outlet import Ask, End, Outlet, Progress
+from actors.usage import measure, oom_killed_since, oom_kills
 from broker import cgroup, errors, tree
 from broker.wire import Kind, Message, Payload, pack, unpack
 
@@ -63,6 +65,7 @@ class Session:
         self.log = Log(launch.retention.kind, launch.retention.size)
         self.process: process.Process
         self.life: lifecycle.Lifecycle
+        self.budget: Budget
         self.inbox = Inbox(launch.stdin_queue)
         self.sweep = tree.Sweep()
         self.reaped = 0
@@ -72,6 +75,11 @@ class Session:
         self.released = False
         self.releases_itself = False
         self.held = False
+        self.cut_off = False
+        self.spares_nobody = False
+        self.cpu_reaped = 0.0
+        self.pausers: set[int] = set()
+        self._ooms: int | None = None
         self._targets: dict[str, int] | None = None
         self._cut: list[tuple[Hashable, int]] = []
         self._cut_told = 0.0
@@ -88,9 +96,11 @@ class Session:
             SpawnFailed: nothing is left of the attempt.
         """
         process.check_supported(self.launch)
+        self._ooms = oom_kills(self.home)
         self.started = clock()
         self.process = process.start(self.launch)
         self.execed = self._now = self.last_used = clock()
+        self.budget = Budget(self.launch.limits, self.execed)
         self.progress.streams = set(self.process.outputs)
         streams = frozenset(self.progress.streams)
         self.life = lifecycle.Lifecycle(_terms(self.launch), streams, self.execed)
@@ -113,7 +123,7 @@ class Session:
     def watched(self) -> dict[int, int]:
         """Return descriptor → poll events for the selector loop."""
         wanted: dict[int, int] = {}
-        if not self.held:
+        if not self.held and not self.cut_off:
             wanted.update(dict.fromkeys(self.process.outputs.values(), POLLIN))
         if self.inbox and self.process.stdin is not None:
             # Only with something to write: a pipe whose reader is gone is always ready.
@@ -135,6 +145,8 @@ class Session:
     def next_deadline(self) -> float | None:
         """Return when `tick` is wanted, None while nothing is due."""
         due = [self.life.next_deadline(), self.outlet.next_deadline()]
+        if not self.life.empty:
+            due.append(self.budget.next_sample())
         if self._cut:
             due.append(self._cut_told)
         return min((end for end in due if end is not None), default=None)
@@ -145,7 +157,40 @@ class Session:
         if self._cut and now >= self._cut_told:
             self._close_stdin()
         self._do(self.life.handle(lifecycle.Tick(), now))
+        self._look_at_tree()
         self._serve()
+
+    # -- budgets ----------------------------------------------------------------
+
+    def _look_at_tree(self) -> None:
+        due = self.budget.next_sample()
+        if due is not None and due <= self._now and not self.life.empty:
+            try:
+                sample = measure()
+            except OSError:  # no descriptor is to be had: look again later
+                sample = NOTHING
+            self._overrun(self.budget.sampled(sample, self._now))
+
+    def _look_at_output(self) -> None:
+        self._overrun(self.budget.written(self.log.end))
+
+    def _overrun(self, over: list[Over]) -> None:
+        for name, action in over:
+            if action == "notify" or self.life.state is not RUNNING:
+                body = {"limit": name}  # no status will tell it
+                notice = Message(Kind.NOTICE, 0, 0, self.number, self.epoch, body=body)
+                self.leg.send(notice)
+            if action == "terminate":
+                self._end_for(name)
+
+    def _end_for(self, name: str) -> None:
+        """Terminate the tree because it used up a budget."""
+        if self.life.state is RUNNING and name == "output":
+            # Read on, and a child that ignores SIGTERM floods the log until its kill.
+            self.cut_off = True
+        grace, timeout = self.launch.terminate_grace, self.launch.kill_timeout
+        kill = lifecycle.Kill(None, grace, timeout, "limit")
+        self._do(self.life.handle(kill, self._now))
 
     # -- output -----------------------------------------------------------------
 
@@ -155,11 +200,15 @@ class Session:
             if room <= 0:
                 self._hold(held=True)
                 return
-            count = self._read_once(stream, room)
+            most = self.budget.room(self.log.end)
+            count = self._read_once(stream, int(min(room, most)))
             if count is None:
                 return
             if count == 0:
                 self._end(stream, Kind.EOF)
+                return
+            self._look_at_output()
+            if self.cut_off:
                 return
 
     def _read_once(self, stream: str, room: int) -> int | None:
@@ -253,6 +302,7 @@ class Session:
         """Take the status of a process of the tree that the worker reaped."""
         self._now = now
         self.reaped += 1
+        self.cpu_reaped += usage.ru_utime + usage.ru_stime
         if pid == self.process.pid and not self._exit:
             self._leader_exited(wait_status, usage)
         self._do(self.life.handle(lifecycle.Reaped(), now))
@@ -278,6 +328,7 @@ class Session:
                 max_rss=usage.ru_maxrss * 1024,
                 voluntary=usage.ru_nvcsw,
                 involuntary=usage.ru_nivcsw,
+                tree_peak=self.budget.peak,
             ),
             "ended": self._now,
         }
@@ -285,6 +336,7 @@ class Session:
     def _leader_event(self, *, empty: bool) -> None:
         """Drain what the pipes hold at this moment, then let the rules go on."""
         outputs = self.process.outputs
+        self.cut_off = False
         self._targets = {
             stream: self.log.stats(stream).produced + self.process.waiting(stream)
             for stream in outputs
@@ -293,9 +345,21 @@ class Session:
         for stream in list(outputs):
             self._drain(stream)
         self._check_mark()
-        event = lifecycle.LeaderExited(self._exit["signal"] or 0, empty)
+        event = lifecycle.LeaderExited(
+            self._exit["signal"] or 0,
+            empty,
+            oom=oom_killed_since(self._ooms, self.home),
+            spared=self._spared(),
+        )
         self._do(self.life.handle(event, self._now))
+        self._look_at_output()
         self._close_stdin()
+
+    def _spared(self) -> bool:
+        """Return whether every kill of the leader was refused: it ended by itself."""
+        refused = self.sweep.refused - self.sweep.signalled
+        spared = any(identity.pid == self.process.pid for identity in refused)
+        return spared and not self.spares_nobody
 
     def _drain(self, stream: str) -> None:
         """Read what is in the pipe now, not what is written meanwhile."""
@@ -336,6 +400,7 @@ class Session:
         with suppress(OSError):  # an old kernel: the walks do without
             if self.home is not None and len(self.home.pids()) > LARGE_TREE:
                 self.home.kill_around()
+                self.spares_nobody = True
         self.sweep.step()
 
     def _report(self, cause: str) -> None:
@@ -444,7 +509,10 @@ class Session:
         self.outlet.credit(ask, message.body)
 
     def _on_stop(self, ask: Ask, message: Message) -> None:
-        self.outlet.stop(Ask(ask.client, message.body["target"]))
+        target = message.body["target"]
+        self.outlet.stop(Ask(ask.client, target))
+        if target == 0:  # this client is gone, and nobody else would let the clock go
+            self.pause(ask.client, paused=False)
         self._answer(ask, {})
 
     def _on_kill(self, ask: Ask, message: Message) -> None:
@@ -502,6 +570,32 @@ class Session:
         }
         self._answer(ask, {}, pack(document))
 
+    def _on_stats(self, ask: Ask, _: Message) -> None:
+        launch, log = self.launch, self.log
+        try:
+            sample = NOTHING if self.life.empty else measure()
+        except OSError as error:
+            raise errors.EngineError(f"the tree cannot be read: {error}") from error
+        self.budget.note(sample)
+        stats = Stats(
+            stdout=log.stats("stdout"),
+            stderr=log.stats("stderr") if launch.stderr == "pipe" else None,
+            cpu_time=self.cpu_reaped + sample.cpu_time,
+            memory=sample.memory,
+            processes=sample.processes,
+        )
+        self._answer(ask, stats.to_wire())
+
+    def _on_clock(self, ask: Ask, message: Message) -> None:
+        self.pause(ask.client, paused=message.body["paused"])
+
+    def pause(self, client: int, *, paused: bool) -> None:
+        """Stop the clock for a client, or let it go on once no client wants it so."""
+        (self.pausers.add if paused else self.pausers.discard)(client)
+        paused = bool(self.pausers)
+        self.outlet.pause(self._now, paused=paused)
+        self._do(self.life.handle(lifecycle.Paused(paused), self._now))
+
     def _serve(self) -> None:
         """Give the readers what they are due, and read on if that made room."""
         self.outlet.serve(self._now, held=self.held)
@@ -551,6 +645,7 @@ def read_launch(message: Message) -> Launch:
     return Launch.from_wire(unpack(message.payload or b""))
 
 
+RUNNING: Final = lifecycle.State.RUNNING
 POLLIN: Final = 1
 POLLOUT: Final = 4
 
@@ -567,6 +662,8 @@ _COMMANDS: Final[dict[Kind, Command]] = {
     Kind.KILL: Session._on_kill,  # noqa: SLF001
     Kind.SIGNAL: Session._on_signal,  # noqa: SLF001
     Kind.SNAPSHOT: Session._on_snapshot,  # noqa: SLF001
+    Kind.STATS: Session._on_stats,  # noqa: SLF001
+    Kind.CLOCK: Session._on_clock,  # noqa: SLF001
 }
 
 _USES: Final = frozenset({Kind.WRITE, Kind.POLL, Kind.SIGNAL})

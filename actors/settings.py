@@ -153,9 +153,10 @@ Rlimits = tuple[tuple[int, int, int], ...]
 class Limits:
     """What a child may use; `None` leaves what the client's process has.
 
-    The system enforces the first eight; soft and hard limit become the same value. The
-    last three are watched by the engine: give a `Watch`, or a number that stands for
-    `Watch(number)`.
+    The system enforces the first eight; soft and hard limit become the same value, but
+    the hard one of `cpu` is a second more, so that SIGXCPU comes first. The last three
+    are watched by the engine: give a `Watch`, or a number that stands for
+    `Watch(number)`. They are over when more than that is used.
 
     Attributes:
         nofile: One more than the highest descriptor number.
@@ -166,9 +167,11 @@ class Limits:
         processes: Processes of this user.
         nice: Niceness, -20 to 19, as an absolute value.
         oom_score_adj: Preference of the out-of-memory killer, -1000 to 1000.
-        output: Bytes written to both streams.
-        tree_memory: Resident bytes of the whole tree.
-        tree_processes: Processes of the whole tree.
+        output: Bytes written to both streams. A child that is ended for it is read no
+            further, but for what its pipes hold at its end (64 KiB each).
+        tree_memory: Resident bytes of the whole tree, looked at two to four times a
+            second; what processes share is counted for each.
+        tree_processes: Processes of the whole tree, looked at as often.
 
     Raises:
         InvalidRequest: `limits.NAME` is out of range or of the wrong type.
@@ -211,7 +214,8 @@ class Limits:
         for name, number in _RLIMITS.items():
             value = getattr(self, name)
             if value is not None:
-                merged[number] = (value, value)
+                _, most = merged.get(number, (-1, -1))
+                merged[number] = (value, _hard_limit(number, value, most))
         return tuple((number, *pair) for number, pair in merged.items())
 
     def to_wire(self) -> dict[str, Any]:
@@ -238,6 +242,13 @@ class Limits:
             if values[name] is not None:
                 values[name] = Watch(*checks.pair(f"limits.{name}", values[name]))
         return cls(**values)
+
+
+def _hard_limit(number: int, soft: int, most: int) -> int:
+    """Return the hard limit that goes with a soft one; `most` is the present one."""
+    # SIGXCPU comes at the soft limit, SIGKILL at the hard one, and only that where they
+    # are the same: then nothing would tell why the child was killed.
+    return soft + 1 if number == resource.RLIMIT_CPU and most != soft else soft
 
 
 # --- defaults ------------------------------------------------------------------------

@@ -99,7 +99,7 @@ class Spec:
     the engine to check.
 
     This version refuses `tty`, `pass_fds`, `detach_ttl`, `observe`, `on_full="evict"`,
-    `queue`, and the limits `output`, `tree_memory` and `tree_processes`.
+    and `queue`.
 
     Attributes:
         argv: The command, a sequence of `str`, `bytes` or paths; with `shell=True` one
@@ -207,7 +207,13 @@ class Spec:
             raise InvalidRequest("stdin", "of a terminal cannot be fed and closed")
 
     def launch(
-        self, ambient: Ambient, settings: Settings, scope: str, mark: str
+        self,
+        ambient: Ambient,
+        settings: Settings,
+        scope: str,
+        mark: str,
+        *,
+        paused: bool = False,
     ) -> Launch:
         """Return the order to a worker.
 
@@ -216,6 +222,7 @@ class Spec:
             settings: The engine's defaults.
             scope: Name of the scope.
             mark: 32 hexadecimal digits that the whole tree can be known by.
+            paused: Whether the clock of the scope is stopped.
 
         Raises:
             InvalidRequest: `scope` or `mark` is not valid.
@@ -257,6 +264,7 @@ class Spec:
             metadata=words.metadata,
             authority=self.authority,
             scope=scope,
+            paused=paused,
         )
 
     def _read_words(self) -> _Words:

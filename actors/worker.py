@@ -165,6 +165,8 @@ class Worker:
             self._idle(message.session, message.epoch)
             return
         self.session = session
+        if launch.paused:
+            session.pause(ask.client, paused=True)
         session.releases_itself = message.body["release"]
         reader = message.body["reader"]
         if reader is not None:

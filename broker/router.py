@@ -680,6 +680,8 @@ _FORWARDED: Final = _kinds(
     Kind.KILL,
     Kind.SIGNAL,
     Kind.SNAPSHOT,
+    Kind.STATS,
+    Kind.CLOCK,
 )
 """Commands that go to the session's worker, unread."""
 

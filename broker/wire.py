@@ -76,6 +76,8 @@ class Kind(IntEnum):
     KILL = 17
     SIGNAL = 18
     SNAPSHOT = 19
+    STATS = 21
+    CLOCK = 25
     # broker -> worker
     START = 30
     # broker or worker -> client
@@ -90,6 +92,7 @@ class Kind(IntEnum):
     EXITED = 48
     CLOSED = 49
     # worker -> broker
+    NOTICE = 51
     IDLE = 60
     # broker <-> pool, supervisor -> broker
     FORK = 70
@@ -260,6 +263,8 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     ),
     Kind.SIGNAL: Shape({"number": _whole(1, 64), "group": _flag, "interrupt": _flag}),
     Kind.SNAPSHOT: Shape({}),
+    Kind.STATS: Shape({}),
+    Kind.CLOCK: Shape({"paused": _flag}),
     Kind.START: Shape(
         {
             "reader": _optional(_whole(1)),
@@ -288,6 +293,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     ),
     Kind.EXITED: Shape({"status": _plain}),
     Kind.CLOSED: Shape({"status": _plain}),
+    Kind.NOTICE: Shape({"limit": _text(32)}),
     Kind.IDLE: Shape({}),
     Kind.FORK: Shape({"worker": _whole(1)}),
     Kind.GONE: Shape({"worker": _whole(1), "errno": _whole(), "proven": _flag}),

@@ -138,7 +138,8 @@ os.setgid(12345)
 os.setuid(12345)
 if os.getpid() == os.getsid(0):
     os.write(1, b"up")
-signal.pause()
+os.read(0, 1)
+os._exit(7)
 """
 
 # A program that is root, but may not signal the processes of other users.
@@ -152,7 +153,8 @@ from broker import tree
 from tests.helpers import parent, python
 
 async def up(engine, count):
-    child = await engine.spawn(python("import sys" + {FOREIGN!r}, str(count)))
+    command = python("import sys" + {FOREIGN!r}, str(count))
+    child = await engine.spawn(command, stdin="pipe")
     await child.poll(wait=20, mode="output")
     return child
 
@@ -175,6 +177,9 @@ async def main():
                 said[name] = str(error)
         said["state"] = (await child.snapshot()).state
         said["honest"] = [await honest(child.terminate(0.1), child)]
+        await child.close_stdin()
+        ended = await child.wait()
+        said["own end"] = [ended.code, ended.cause]
         many = await up(engine, 1000)
         said["honest"].append(await honest(many.kill(0.5), many))
         last = await up(engine, 1)
@@ -211,6 +216,7 @@ def test_a_child_of_another_user_survives_and_is_never_called_gone(
         "int": "the child runs as another user",
         "state": "running",
         "honest": [True, True, True],
+        "own end": [7, "exited"],
         "cause": "worker-lost",
     }
 

@@ -1117,15 +1117,6 @@ async def test_s42_a_collected_child_is_forgotten_by_its_engine() -> None:
         assert not connection.records
 
 
-async def test_s17_budgets_that_nobody_watches_yet_are_refused() -> None:
-    async with actors.Engine() as engine:
-        for name in ("output", "tree_memory", "tree_processes"):
-            limits: Any = {name: 1 << 30}
-            with pytest.raises(actors.InvalidRequest) as refused:
-                await engine.spawn(["true"], limits=actors.Limits(**limits))
-            assert refused.value.field == f"limits.{name}"
-
-
 async def test_s17_a_timeout_of_months_is_as_good_as_one_of_seconds() -> None:
     async with actors.Engine() as engine:
         child = await engine.spawn(

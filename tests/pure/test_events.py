@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from actors import events
+from actors.buffer import Counts
 from actors.events import (
     Cause,
     Chunk,
@@ -20,6 +21,7 @@ from actors.events import (
     PollResult,
     Snapshot,
     State,
+    Stats,
     StreamAbandoned,
     StreamEof,
     StreamError,
@@ -37,7 +39,9 @@ words = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
 natives = st.binary(max_size=9).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
 
 survivors = st.builds(Survivor, counts, seconds, counts, words)
-usages = st.builds(Usage, seconds, seconds, counts, counts, counts)
+usages = st.builds(Usage, seconds, seconds, counts, counts, counts, st.none() | counts)
+sums = st.builds(Counts, counts, counts, counts)
+stats = st.builds(Stats, sums, st.none() | sums, seconds, counts, counts)
 ends = st.sampled_from([(0, None), (7, None), (None, 9), (None, None)])
 statuses = st.builds(
     lambda end, **rest: ExitStatus(*end, **rest),
@@ -73,7 +77,7 @@ snapshots = st.builds(
     authority=st.none() | words,
     owner_alive=st.booleans(),
 )
-TRAVELLERS = [ExitStatus, KillReceipt, Snapshot, Survivor, Usage]
+TRAVELLERS = [ExitStatus, KillReceipt, Snapshot, Stats, Survivor, Usage]
 SAMPLES: dict[Any, Any] = {
     ExitStatus: ExitStatus(
         None, 9, cause="killed", leftovers=(Survivor(1, 2, 3, "D"),)
@@ -81,6 +85,7 @@ SAMPLES: dict[Any, Any] = {
     KillReceipt: KillReceipt(2, 1, (Survivor(1, 2.5, 0, "D"),)),
     Survivor: Survivor(1, 2.5, 0, "D"),
     Usage: Usage(),
+    Stats: Stats(Counts(3, 2, 1), Counts(0, 0, 0), 0.5, 4096, 1),
     Snapshot: Snapshot(
         id=1000,
         scope="build",
@@ -198,7 +203,7 @@ def test_every_value_is_frozen_slotted_and_documented(value: Any) -> None:
 # --- the wire ------------------------------------------------------------------------
 
 
-@given(statuses | receipts | snapshots)
+@given(statuses | receipts | snapshots | stats)
 def test_a_value_comes_back_from_the_wire(value: Any) -> None:
     assert type(value).from_wire(sent(value)) == value
 

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 from actors.lifecycle import (
     SIGCONT,
     SIGINT,
+    SIGKILL,
     SIGTERM,
     SWEEP_FIRST,
     SWEEP_LAST,
@@ -31,6 +32,7 @@ from actors.lifecycle import (
     LeaderExited,
     Lifecycle,
     Output,
+    Paused,
     Reaped,
     Report,
     SignalGroup,
@@ -384,6 +386,125 @@ def test_timeouts_end_with_the_leader() -> None:
     assert life.handle(Tick(), 99.0) == []
 
 
+# Causes
+
+
+def test_s39_only_the_kernels_word_makes_it_out_of_memory() -> None:
+    for signal, oom, cause in (
+        (SIGKILL, True, "oom"),
+        (SIGKILL, False, "exited"),
+        (SIGTERM, True, "exited"),
+        (0, True, "exited"),
+    ):
+        life = running()
+        ended = life.handle(LeaderExited(signal, empty=True, oom=oom), 1.0)
+        assert ended == [Report(cause)]
+
+
+def test_s39_a_kill_of_ours_is_not_taken_for_want_of_memory() -> None:
+    life = running()
+    life.handle(kill(), 0.5)
+    ended = life.handle(LeaderExited(SIGKILL, empty=True, oom=True), 1.0)
+    assert Report("killed") in ended
+
+
+def test_s39_a_leader_that_no_kill_reached_ended_by_itself() -> None:
+    for signal, interrupted, cause in (
+        (0, False, "exited"),
+        (SIGINT, True, "interrupted"),
+    ):
+        life = running()
+        if interrupted:
+            life.handle(Interrupted(), 0.4)
+        life.handle(kill(), 0.5)
+        ended = life.handle(LeaderExited(signal, empty=True, spared=True), 1.0)
+        assert Report(cause) in ended
+
+
+# Pauses
+
+
+def test_s31_a_pause_pushes_the_timeout_by_its_length() -> None:
+    life = running(timeout=10.0)
+    assert life.handle(Paused(True), 4.0) == []
+    assert life.next_deadline() is None
+    assert life.handle(Tick(), 50.0) == []
+    assert life.handle(Paused(False), 54.0) == []
+    assert life.next_deadline() == 60.0
+    assert life.handle(Tick(), 59.9) == []
+    assert life.handle(Tick(), 60.0) == POLITELY
+
+
+def test_s31_a_timeout_that_was_due_as_the_pause_began_is_carried_out() -> None:
+    life = running(timeout=10.0)
+    life.handle(Paused(True), 10.0)
+    assert life.next_deadline() == 10.0
+    assert life.handle(Tick(), 10.1) == POLITELY
+
+
+def test_s31_silence_during_a_pause_is_not_idle() -> None:
+    life = running(idle_timeout=2.0)
+    life.handle(Paused(True), 1.0)
+    life.handle(Output(), 30.0)
+    life.handle(Paused(False), 50.0)
+    assert life.next_deadline() == 52.0
+
+
+def test_s31_the_grace_for_pipes_stands_still_whether_it_began_before_or_during() -> (
+    None
+):
+    before = exited(post_exit_grace=3.0, empty=True)
+    before.handle(Paused(True), 2.0)
+    during = running(post_exit_grace=3.0)
+    during.handle(Paused(True), 0.5)
+    during.handle(LeaderExited(0, empty=True), 1.0)
+    for life, left in ((before, 2.0), (during, 3.0)):
+        assert life.next_deadline() is None
+        assert life.handle(Tick(), 90.0) == []
+        life.handle(Paused(False), 100.0)
+        assert life.next_deadline() == 100.0 + left
+        assert life.handle(Tick(), 100.0 + left) == [Abandon()]
+
+
+def test_s31_a_grace_that_is_held_and_paused_waits_for_both() -> None:
+    life = exited(post_exit_grace=3.0, empty=True)
+    life.handle(Held(True), 2.0)
+    life.handle(Paused(True), 5.0)
+    life.handle(Held(False), 6.0)
+    assert life.next_deadline() is None
+    life.handle(Held(True), 7.0)
+    life.handle(Paused(False), 8.0)
+    assert life.next_deadline() is None
+    life.handle(Held(False), 9.0)
+    assert life.next_deadline() == 11.0
+
+
+def test_s31_pausing_twice_pauses_once_and_resuming_alone_is_nothing() -> None:
+    life = running(timeout=10.0)
+    life.handle(Paused(False), 1.0)
+    life.handle(Paused(True), 2.0)
+    life.handle(Paused(True), 3.0)
+    life.handle(Paused(False), 4.0)
+    assert life.next_deadline() == 12.0
+
+
+def test_s31_a_kill_goes_on_during_a_pause() -> None:
+    life = running()
+    life.handle(Paused(True), 1.0)
+    assert life.handle(kill(grace=2.0, timeout=5.0), 2.0) == POLITELY
+    assert life.next_deadline() == 4.0
+    assert life.handle(Tick(), 4.0) == [Sweep()]
+    assert Answer("k", proven=False) in life.handle(Tick(), 9.0)
+
+
+def test_s31_what_the_leader_left_is_ended_during_a_pause() -> None:
+    life = running(leftover_delay=0.25)
+    life.handle(Paused(True), 0.5)
+    life.handle(LeaderExited(0, empty=False), 1.0)
+    assert life.next_deadline() == 1.25
+    assert life.handle(Tick(), 1.25) == [Sweep()]
+
+
 # Whatever happens
 
 delays = st.sampled_from([0.0, 0.001, 0.25, 1.0, 5.0])
@@ -500,6 +621,10 @@ class Life(RuleBasedStateMachine):
         if key is not None:
             self.asked.add(key)
         self.happen(Kill(key, grace, timeout, cause))
+
+    @rule(paused=st.booleans())
+    def the_clock_is_stopped(self, paused: bool) -> None:
+        self.happen(Paused(paused))
 
     @rule()
     def somebody_interrupts(self) -> None:

@@ -635,6 +635,54 @@ def test_the_end_of_a_session_refuses_everybody() -> None:
     assert child.serve(99.0) == []
 
 
+# Pauses
+
+
+def test_s31_a_pause_pushes_the_deadlines_of_polls_and_reads() -> None:
+    child = Child()
+    child.poll(wait=10.0)
+    child.read(TWO, wait=12.0)
+    child.outlet.pause(4.0, paused=True)
+    assert child.outlet.next_deadline() is None
+    assert child.serve(50.0) == []
+    child.outlet.pause(54.0, paused=False)
+    assert child.outlet.next_deadline() == 60.0
+    assert child.serve(59.9) == []
+    assert [said.ask for said in child.serve(60.0)] == [ONE]
+    assert [said.ask for said in child.serve(62.0)] == [TWO]
+
+
+def test_s31_what_was_asked_during_a_pause_waits_its_whole_time_after_it() -> None:
+    child = Child()
+    child.outlet.pause(0.0, paused=True)
+    child.now = 30.0
+    child.poll(wait=10.0)
+    child.read(TWO, wait=10.0)
+    assert child.serve(49.0) == []
+    child.outlet.pause(50.0, paused=False)
+    assert child.outlet.next_deadline() == 60.0
+    assert len(child.serve(60.0)) == 2
+
+
+def test_s31_who_does_not_wait_is_answered_during_a_pause() -> None:
+    child = Child()
+    child.outlet.pause(0.0, paused=True)
+    child.now = 30.1
+    child.poll(wait=0.0)
+    child.read(TWO, wait=0.0)
+    assert child.outlet.next_deadline() == 0.0
+    assert len(child.serve(30.1)) == 2
+
+
+def test_s31_output_is_given_during_a_pause() -> None:
+    child = Child()
+    child.outlet.pause(0.0, paused=True)
+    child.poll(mode="output")
+    child.write(b"x")
+    assert child.outlet.next_deadline() == child.quiet
+    assert len(child.serve(child.quiet)) == 1
+
+
 # Whatever happens
 
 clients = st.integers(1, 3)
@@ -844,6 +892,10 @@ class Reading(RuleBasedStateMachine):
 
     # -- time, and the way to the clients ----------------------------------------
 
+    @rule(paused=st.booleans())
+    def pause(self, paused: bool) -> None:
+        self.child.outlet.pause(self.child.now, paused=paused)
+
     @rule(free=st.booleans())
     def congest(self, free: bool) -> None:
         self.child.voice.free = free
@@ -964,9 +1016,11 @@ class Reading(RuleBasedStateMachine):
                 assert not ahead or isinstance(ahead[0], Piece)
 
     @invariant()
-    def whoever_waits_has_a_deadline(self) -> None:
+    def whoever_waits_has_a_deadline_unless_the_clock_is_stopped(self) -> None:
         due = self.child.outlet.next_deadline()
-        assert (due is not None) == bool(self.waiting)
+        if not self.child.outlet.clock.stopped:
+            assert (due is not None) == bool(self.waiting)
+        assert due is None or self.waiting
 
     def teardown(self) -> None:
         """Let the child end and everybody take all: then everything has been said."""
@@ -979,6 +1033,7 @@ class Reading(RuleBasedStateMachine):
             self.mark()
         self.close()
         self.child.voice.free = True
+        self.child.outlet.pause(self.child.now, paused=False)
         while self.followers:
             before = {ask: len(f.events) for ask, f in self.followers.items()}
             for ask, follower in self.followers.items():

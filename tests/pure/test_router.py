@@ -74,6 +74,8 @@ COMMANDS: dict[Kind, dict[str, Any]] = {
     Kind.KILL: KILL,
     Kind.SIGNAL: {"number": 15, "group": False, "interrupt": False},
     Kind.SNAPSHOT: {},
+    Kind.STATS: {},
+    Kind.CLOCK: {"paused": True},
 }
 STATUS = {"status": [0]}
 NOT_FOUND = {"code": errors.SessionNotFound.code, "values": []}

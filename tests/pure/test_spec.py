@@ -118,9 +118,15 @@ def test_a_limit_replaces_the_clients_and_others_stay() -> None:
     assert limits.rlimits((NOFILE, CORE)) == (
         (resource.RLIMIT_NOFILE, 64, 64),
         (resource.RLIMIT_CORE, 0, 0),
-        (resource.RLIMIT_CPU, 1, 1),
+        (resource.RLIMIT_CPU, 1, 2),
     )
     assert Limits().rlimits((NOFILE, CORE)) == (NOFILE, CORE)
+
+
+def test_the_hard_limit_of_processor_time_leaves_room_for_a_signal_of_its_own() -> None:
+    for most, hard in ((-1, 6), (9, 6), (6, 6), (5, 5), (4, 6)):
+        ambient = ((resource.RLIMIT_CPU, 3, most),)
+        assert Limits(cpu=5).rlimits(ambient) == ((resource.RLIMIT_CPU, 5, hard),)
 
 
 def test_only_limits_that_are_set_travel() -> None:
@@ -510,7 +516,7 @@ def test_options_given_win_over_the_settings() -> None:
     assert (order.timeout, order.idle_timeout) == (5, 0.5)
     assert not order.kill_on_drop
     assert order.metadata == (("k", "v"),)
-    assert (order.authority, order.scope) == ("root", "build")
+    assert (order.authority, order.scope, order.paused) == ("root", "build", False)
     assert launch(["x"], post_exit_grace=0).post_exit_grace == 0
 
 
@@ -589,6 +595,7 @@ orders = st.builds(
     metadata=rows(texts, texts),
     authority=st.none() | texts,
     scope=texts,
+    paused=st.booleans(),
 )
 
 
