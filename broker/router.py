@@ -680,6 +680,7 @@ _FORWARDED: Final = _kinds(
     Kind.KILL,
     Kind.SIGNAL,
     Kind.SNAPSHOT,
+    Kind.RESIZE,
 )
 """Commands that go to the session's worker, unread."""
 

@@ -76,6 +76,7 @@ class Kind(IntEnum):
     KILL = 17
     SIGNAL = 18
     SNAPSHOT = 19
+    RESIZE = 20
     # broker -> worker
     START = 30
     # broker or worker -> client
@@ -260,6 +261,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     ),
     Kind.SIGNAL: Shape({"number": _whole(1, 64), "group": _flag, "interrupt": _flag}),
     Kind.SNAPSHOT: Shape({}),
+    Kind.RESIZE: Shape({"rows": _whole(1, 65535), "cols": _whole(1, 65535)}),
     Kind.START: Shape(
         {
             "reader": _optional(_whole(1)),
