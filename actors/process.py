@@ -314,7 +314,17 @@ def limits(launch: Launch) -> Step | None:
     """Return how the child sets its limits, None when it inherits the right ones.
 
     The client's are nearly always the worker's.
+
+    Raises:
+        SpawnFailed: the present ones cannot be read.
     """
+    try:
+        return _limits(launch)
+    except OSError as error:
+        raise SpawnFailed(error.errno or 0, "limits") from error
+
+
+def _limits(launch: Launch) -> Step | None:
     wanted = [item for item in launch.rlimits if _current(item[0]) != item[1:]]
     nice = launch.nice if launch.nice != os.getpriority(os.PRIO_PROCESS, 0) else None
     score = launch.oom_score_adj if launch.oom_score_adj != _oom_score() else None
