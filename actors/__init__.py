@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         WriteResult as WriteResult,
     )
     from actors.scope import Scope as Scope
+    from actors.screen import Screen as Screen
     from actors.settings import (
         Limits as Limits,
         OutputPolicy as OutputPolicy,
@@ -81,6 +82,7 @@ _HOMES = {
         "Survivor Usage WriteResult"
     ),
     "actors.scope": "Scope",
+    "actors.screen": "Screen",
     "actors.settings": "Limits OutputPolicy Settings TtySize Watch",
     "actors.spec": "AGENT_ENV Spec",
     "actors.streams": "EventStream Reader",
@@ -124,6 +126,7 @@ __all__ = [
     "Reader",
     "RuntimeContext",
     "Scope",
+    "Screen",
     "ServiceFailed",
     "SessionNotFound",
     "SessionOwned",

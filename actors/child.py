@@ -23,6 +23,7 @@ from actors.events import (
     WriteState,
 )
 from actors.record import Record, lost_status
+from actors.settings import TtySize
 from actors.streams import Capture, EventStream, Reader, completed
 from actors.text import TextView
 from broker import errors
@@ -87,7 +88,7 @@ class Child:
     @property
     def tty(self) -> bool:
         """Whether the child has a terminal."""
-        return False
+        return self._record.tty
 
     @property
     def scope(self) -> str | None:
@@ -126,8 +127,8 @@ class Child:
             wait: seconds to wait at most, 10 unless told; 0: what is there now. Clamped
                 to 30 s with input or at first, to 300 s else.
             mode: `output` returns once there was output and 50 ms of quiet,
-                `completion` at the end. By default `output` with input, else
-                `completion`.
+                `completion` at the end. By default `output` with input and for a
+                terminal, else `completion`.
             max_bytes: bytes of output to return at most.
             yield_on: returns early with what there is when this is set.
 
@@ -142,7 +143,7 @@ class Child:
         checks.optional(checks.instance(asyncio.Event))("yield_on", yield_on)
         body = {
             "wait": self._clamp(wait, first=bool(data) or not self._polled),
-            "mode": _mode(mode, has_input=bool(data)),
+            "mode": _mode(mode, talks=bool(data) or self.tty),
             "limit": _limit("max_bytes", max_bytes, MAX_POLL, MAX_POLL),
         }
         async with self._polling:
@@ -300,7 +301,8 @@ class Child:
     async def output(self, limit: int | None = None) -> Completed:
         """Close stdin, and return everything that the child writes until its end.
 
-        The child is held back rather than output dropped, by every policy.
+        The child is held back rather than output dropped, by every policy. The input
+        of a terminal in raw mode cannot be closed, and stays open.
 
         Args:
             limit: bytes of both streams to keep; the rest is drained.
@@ -314,29 +316,34 @@ class Child:
         """
         self._check()
         checks.optional(checks.whole(0))("limit", limit)
-        await self.close_stdin()
+        await self._end_input()
         return await self._capture(limit)
 
     async def communicate(self, input: Data | None = None) -> tuple[bytes, bytes]:
         """Write `input`, close stdin, and return (stdout, stderr), as in asyncio.
 
         Raises:
+            InvalidRequest: the terminal would cut a line of `input`.
             OutputLost, WorkerLost: as for `output`.
         """
         self._check()
         data = as_bytes("input", b"" if input is None else input)
         feeding = asyncio.ensure_future(self.feed(data))
         try:
-            done = await self._capture(None)
+            done = await self._capture(None, feeding)
         finally:
             feeding.cancel()
         return done.stdout, done.stderr
 
-    async def _capture(self, limit: int | None) -> Completed:
+    async def _capture(
+        self, limit: int | None, feeding: "asyncio.Future[None] | None" = None
+    ) -> Completed:
         request, settings = self._link.number(), self._connection.settings
         size = min(settings.window_bytes, self._record.kept)
         chunks = settings.window_chunks
         capture = Capture(self._link, request, chunks, size, limit)
+        if feeding is not None:
+            feeding.add_done_callback(capture.fed)
         body = {
             "after": None,
             "newest": False,
@@ -356,13 +363,23 @@ class Child:
     async def feed(self, data: bytes) -> None:
         """Write all of `data`, then close stdin; the child may end before that."""
         with suppress(errors.StdinUnavailable, errors.WorkerLost):
-            await self.write(data)
+            if data:
+                await self.write(data)
+            await self._end_input()
+
+    async def _end_input(self) -> None:
+        """Close stdin where that is possible: a terminal in raw mode has no end."""
+        with suppress(errors.InvalidRequest):
             await self.close_stdin()
 
     # -- input ------------------------------------------------------------------
 
     async def write(self, data: Data, *, at: int | None = None) -> WriteResult:
         """Put `data` into the child's stdin; returns when it is in the pipe.
+
+        A terminal in canonical mode, as it is at first, takes lines of at most 4095
+        bytes and would quietly cut longer ones. They are refused, before anything of
+        the write goes in (of more than 64 KiB: anything of the 64 KiB they are in).
 
         Args:
             data: bytes, or text as UTF-8; any length, sent in pieces.
@@ -374,7 +391,8 @@ class Child:
 
         Raises:
             StdinUnavailable: stdin is null or closed, or the child has ended.
-            InvalidRequest: `at` is beyond what was written.
+            InvalidRequest: `at` is beyond what was written, or a line of `data` is too
+                long for the terminal.
         """
         self._check()
         payload = as_bytes("data", data)
@@ -431,7 +449,12 @@ class Child:
 
         It does not wait behind a write: a pending one returns what went in so far.
 
+        On a terminal in canonical mode the child gets what ^D at the start of a line
+        gives it: one read finds the end. Nothing can be written any more; to say ^D
+        and go on, write that byte (4).
+
         Raises:
+            InvalidRequest: the terminal is in raw mode, where ^D is a byte like others.
             SessionNotFound: the session was closed.
         """
         self._check()
@@ -502,6 +525,9 @@ class Child:
     async def interrupt(self) -> bool:
         """Send SIGINT to the foreground group; False when the child has ended.
 
+        On a terminal that is what ^C does in any mode: a shell's job gets it, not the
+        shell. Elsewhere it is the child's own group.
+
         Raises:
             SessionNotFound: the session was closed.
         """
@@ -530,6 +556,24 @@ class Child:
         except errors.WorkerLost:
             return False
         return bool(reply.body["sent"])
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Set the terminal's size, in cells; the child is told by SIGWINCH.
+
+        Nothing happens after the child's end.
+
+        Raises:
+            InvalidRequest: `tty.rows` or `tty.cols` is not from 1 to 65535.
+            NotATerminal: the child has none.
+            SessionNotFound: the session was closed.
+        """
+        self._check()
+        body = {"rows": rows, "cols": cols}
+        TtySize(**body)
+        try:
+            await self._link.ask(Kind.RESIZE, self.id, body)
+        except errors.WorkerLost:
+            return
 
     async def snapshot(self) -> Snapshot:
         """Return how the session is now; nothing is consumed.
@@ -616,9 +660,9 @@ def as_bytes(name: str, data: object) -> bytes:
     raise errors.InvalidRequest(name, f"is bytes or str, not {type(data).__name__}")
 
 
-def _mode(mode: str | None, *, has_input: bool) -> str:
+def _mode(mode: str | None, *, talks: bool) -> str:
     if mode is None:
-        return "output" if has_input else "completion"
+        return "output" if talks else "completion"
     if mode not in ("output", "completion"):
         raise errors.InvalidRequest("mode", "is output or completion")
     return mode

@@ -209,14 +209,16 @@ class Connection:
         known = self.records.get(reply.session)
         if known is not None:
             return known
-        streams = [s for s in STREAMS if getattr(launch, s) == "pipe"]
+        terminal = launch.tty is not None
+        piped = [s for s in STREAMS if getattr(launch, s) == "pipe"]
         retention = launch.retention
         record = Record(
             id=reply.session,
             pid=reply.body["pid"],
             argv=tuple(os.fsdecode(word) for word in launch.argv),
             scope=scope,
-            streams=tuple(streams),
+            streams=("stdout",) if terminal else tuple(piped),
+            tty=terminal,
             started=reply.body["started"],
             metadata=dict(launch.metadata),
             kept=retention.size,
@@ -327,7 +329,6 @@ class Connection:
 
 
 _NOT_YET: Final[dict[str, Any]] = {
-    "tty": False,
     "pass_fds": (),
     "detach_ttl": None,
     "observe": (),

@@ -39,14 +39,17 @@ class Inbox:
         return self._last and not self._parts
 
     def feed(self, data: bytes) -> None:
-        """Queue the whole input of the child: its stdin ends after it."""
+        """Queue the last input of the child: its stdin ends after it."""
         self._append(data)
         self._last = True
 
-    def put(self, key: Hashable, data: bytes, at: int | None) -> int | None:
-        """Queue `data`; return how much was accepted when that is known at once.
+    @property
+    def ending(self) -> bool:
+        """Return whether nothing more can follow what is queued."""
+        return self._last
 
-        `at` makes a retry harmless: bytes that were queued before are not queued again.
+    def fresh(self, data: bytes, at: int | None) -> bytes:
+        """Return what `put` will queue of `data`: what was not queued before.
 
         Raises:
             InvalidRequest: `at` lies beyond what was written so far.
@@ -62,8 +65,20 @@ class Inbox:
             raise CapacityExceeded(
                 0.1, f"{self.limit} bytes of input are waiting already"
             )
-        self._append(fresh)
+        return fresh
+
+    def put(self, key: Hashable, data: bytes, at: int | None) -> int | None:
+        """Queue `data`; return how much was accepted when that is known at once.
+
+        `at` makes a retry harmless: bytes that were queued before are not queued again.
+
+        Raises:
+            InvalidRequest, CapacityExceeded: as for `fresh`.
+        """
+        fresh = self.fresh(data, at)
+        start = self.total if at is None else at
         end = start + len(data)
+        self._append(fresh)
         if end <= self.taken:
             return len(data)
         self._writers.append(Writer(key, start, end))

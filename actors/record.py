@@ -17,6 +17,7 @@ class Record:
 
     Attributes:
         process: pid of the process that started the session.
+        tty: whether the child has a terminal.
         kept: bytes of output that the worker's log holds.
         block: the same where the child is held back when it is full, else None.
         handles: living `Child` objects.
@@ -28,6 +29,7 @@ class Record:
     argv: tuple[str, ...]
     scope: str | None
     streams: tuple[str, ...]
+    tty: bool
     started: float
     metadata: dict[str, str]
     kept: int

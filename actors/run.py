@@ -49,8 +49,9 @@ async def run(
         raise
     child = Child(connection, record, owned=False)
     feeding = None
-    if data is not None and len(data) > RUN_INPUT:
-        feeding = asyncio.ensure_future(child.feed(data))
+    if child.tty or (data is not None and len(data) > RUN_INPUT):
+        feeding = asyncio.ensure_future(child.feed(data or b""))
+        feeding.add_done_callback(capture.fed)
     try:
         check_open()
         await _await_capture(child, capture, timeout, deadline)
@@ -71,8 +72,11 @@ async def run(
 
 
 def _with_input(options: dict[str, Any], data: bytes | None) -> dict[str, Any]:
-    """Return the options of a run that is fed `data`, as far as it fits the spawn."""
-    if data is None:
+    """Return the options of a run that is fed `data`, as far as it fits the spawn.
+
+    A terminal is written to: it has no input that could be given whole.
+    """
+    if data is None or options.get("tty", False) is not False:
         return options
     if "stdin" in options:
         raise errors.InvalidRequest("input", "and stdin exclude each other")

@@ -11,13 +11,14 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, Protocol
 
-from actors import lifecycle, process
+from actors import lifecycle, process, terminal
 from actors.budget import NOTHING, Budget, Over
 from actors.buffer import Log
 from actors.events import ExitStatus, Stats, Survivor, Usage
 from actors.inbox import Inbox
 from actors.launch import Launch
 from actors.outlet import Ask, End, Outlet, Progress
+from actors.settings import TtySize
 from actors.usage import measure, oom_killed_since, oom_kills
 from broker import cgroup, errors, tree
 from broker.wire import Kind, Message, Payload, pack, unpack
@@ -95,10 +96,13 @@ class Session:
         Raises:
             SpawnFailed: nothing is left of the attempt.
         """
-        process.check_supported(self.launch)
         self._ooms = oom_kills(self.home)
         self.started = clock()
-        self.process = process.start(self.launch)
+        size = self.launch.tty
+        if size is None:
+            self.process = process.start(self.launch)
+        else:
+            self.process = terminal.start(self.launch, size)
         self.execed = self._now = self.last_used = clock()
         self.budget = Budget(self.launch.limits, self.execed)
         self.progress.streams = set(self.process.outputs)
@@ -223,6 +227,10 @@ class Session:
             self._do(self.life.handle(lifecycle.Output(), self._now))
             self.outlet.on_output(self._now)
             self._check_mark()
+        elif count is None and self._targets is not None:
+            # Less was in the pipe at the exit than it might have been.
+            self._targets[stream] = self.log.stats(stream).produced
+            self._check_mark()
         return count
 
     def _end(
@@ -247,6 +255,13 @@ class Session:
         if held is not self.held:
             self.held = held
             self._do(self.life.handle(lifecycle.Held(held), self._now))
+
+    def _look_for_mark(self) -> None:
+        """Read on after a hold: a terminal may turn out to hold nothing more."""
+        if self._targets is not None and self.progress.exit_mark is None:
+            for stream in list(self.process.outputs):
+                self._read(stream)
+            self.outlet.serve(self._now, held=self.held)
 
     def _check_mark(self) -> None:
         """Note where every byte that was in the pipes at the exit has been logged."""
@@ -335,6 +350,7 @@ class Session:
 
     def _leader_event(self, *, empty: bool) -> None:
         """Drain what the pipes hold at this moment, then let the rules go on."""
+        self.process.on_exit()
         outputs = self.process.outputs
         self.cut_off = False
         self._targets = {
@@ -477,10 +493,11 @@ class Session:
         self.say(Kind.ERROR, ask, {"code": code, "values": values})
 
     def _on_write(self, ask: Ask, message: Message) -> None:
-        if self.process.stdin is None:
+        if self.process.stdin is None or self.inbox.ending:
             raise errors.StdinUnavailable(self._why_no_stdin())
-        payload = bytes(message.payload or b"")
-        accepted = self.inbox.put(ask, payload, message.body["at"])
+        payload, at = bytes(message.payload or b""), message.body["at"]
+        self.process.check_input(self.inbox.fresh(payload, at))
+        accepted = self.inbox.put(ask, payload, at)
         if accepted is not None:
             self._wrote(ask, accepted)
         self._pour()
@@ -488,12 +505,17 @@ class Session:
     def _why_no_stdin(self) -> str:
         if self.progress.status is not None:
             return "the child has ended"
-        if self.launch.stdin == "null":
+        if self.launch.stdin == "null" and self.launch.tty is None:
             return "stdin is null: spawn with stdin='pipe' to write"
         return "stdin is closed"
 
     def _on_close_stdin(self, ask: Ask, _: Message) -> None:
-        self._close_stdin()
+        if self.process.stdin is not None:
+            last = self.process.last_input()
+            for writer, accepted in self.inbox.close():
+                self._wrote(writer, accepted)
+            self.inbox.feed(last)
+            self._pour()
         self._answer(ask, {})
 
     def _on_poll(self, ask: Ask, message: Message) -> None:
@@ -539,17 +561,25 @@ class Session:
             return
         if body["interrupt"]:
             self._do(self.life.handle(lifecycle.Interrupted(), self._now))
-        pid, number = self.process.pid, body["number"]
-        whole = body["group"]
-        send = tree.send_group if whole else tree.signal_child
         try:
-            sent = send(pid, number)
+            sent = self._send_signal(body)
         except PermissionError as error:
             raise errors.EngineError("the child runs as another user") from error
         self._answer(ask, {"sent": sent})
 
+    def _send_signal(self, body: Mapping[str, Any]) -> bool:
+        if body["interrupt"]:
+            return self.process.interrupt()
+        send = tree.send_group if body["group"] else tree.signal_child
+        return send(self.process.pid, body["number"])
+
+    def _on_resize(self, ask: Ask, message: Message) -> None:
+        self.process.resize(TtySize(**message.body))
+        self._answer(ask, {})
+
     def _on_snapshot(self, ask: Ask, _: Message) -> None:
         launch, status = self.launch, self.progress.status
+        size = self.process.size
         dropped = sum(self.log.stats(s).dropped for s in ("stdout", "stderr"))
         document = {
             "id": self.number,
@@ -557,7 +587,7 @@ class Session:
             "argv": list(launch.argv),
             "cwd": launch.cwd,
             "pid": self.process.pid,
-            "tty": launch.tty.to_wire() if launch.tty else None,
+            "tty": None if size is None else size.to_wire(),
             "state": self.state,
             "started": self.started,
             "last_used": self.last_used,
@@ -601,6 +631,7 @@ class Session:
         self.outlet.serve(self._now, held=self.held)
         if self.held and self.log.room() > 0:
             self._hold(held=False)
+            self._look_for_mark()
         captured = self.releases_itself and not self.outlet.readers
         if captured and self.progress.closed and not self.released:
             self._release()
@@ -664,6 +695,7 @@ _COMMANDS: Final[dict[Kind, Command]] = {
     Kind.SNAPSHOT: Session._on_snapshot,  # noqa: SLF001
     Kind.STATS: Session._on_stats,  # noqa: SLF001
     Kind.CLOCK: Session._on_clock,  # noqa: SLF001
+    Kind.RESIZE: Session._on_resize,  # noqa: SLF001
 }
 
-_USES: Final = frozenset({Kind.WRITE, Kind.POLL, Kind.SIGNAL})
+_USES: Final = frozenset({Kind.WRITE, Kind.POLL, Kind.SIGNAL, Kind.RESIZE})

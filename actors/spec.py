@@ -98,8 +98,8 @@ class Spec:
     nothing. `kill_on_drop=False` and `detach_ttl` need a shared broker, which is for
     the engine to check.
 
-    This version refuses `tty`, `pass_fds`, `detach_ttl`, `observe`, `on_full="evict"`,
-    and `queue`.
+    This version refuses `pass_fds`, `detach_ttl`, `observe`, `on_full="evict"` and
+    `queue`.
 
     Attributes:
         argv: The command, a sequence of `str`, `bytes` or paths; with `shell=True` one

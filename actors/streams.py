@@ -246,6 +246,12 @@ class Capture:
         """Return what was kept of a stream."""
         return b"".join(self._parts[stream])
 
+    def fed(self, feeding: "asyncio.Future[None]") -> None:
+        """Fail as the feeding of the child did: it may wait for the rest for ever."""
+        error = None if feeding.cancelled() else feeding.exception()
+        if error is not None and not self.closed.done():
+            self.closed.set_exception(error)
+
     def stop(self) -> None:
         """Forget the capture: nobody waits for it any more."""
         self._link.unlisten(self.request)

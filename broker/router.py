@@ -682,6 +682,7 @@ _FORWARDED: Final = _kinds(
     Kind.SNAPSHOT,
     Kind.STATS,
     Kind.CLOCK,
+    Kind.RESIZE,
 )
 """Commands that go to the session's worker, unread."""
 

@@ -78,6 +78,7 @@ class Kind(IntEnum):
     SNAPSHOT = 19
     STATS = 21
     CLOCK = 25
+    RESIZE = 20
     # broker -> worker
     START = 30
     # broker or worker -> client
@@ -265,6 +266,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.SNAPSHOT: Shape({}),
     Kind.STATS: Shape({}),
     Kind.CLOCK: Shape({"paused": _flag}),
+    Kind.RESIZE: Shape({"rows": _whole(1, 65535), "cols": _whole(1, 65535)}),
     Kind.START: Shape(
         {
             "reader": _optional(_whole(1)),

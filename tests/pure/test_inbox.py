@@ -55,6 +55,30 @@ def test_a_full_queue_refuses_a_writer() -> None:
     assert inbox.put("b", b"e", None) is None
 
 
+def test_fresh_is_what_put_will_queue_and_refuses_what_put_refuses() -> None:
+    inbox = Inbox(4)
+    inbox.put("a", b"ab", None)
+    assert inbox.fresh(b"cd", None) == b"cd"
+    assert inbox.fresh(b"abcd", 0) == b"cd"
+    assert inbox.fresh(b"ab", 0) == b""
+    with pytest.raises(InvalidRequest, match="beyond the 2 bytes"):
+        inbox.fresh(b"d", 3)
+    inbox.put("b", b"cd", None)
+    with pytest.raises(CapacityExceeded):
+        inbox.fresh(b"e", None)
+    assert drained(inbox) == b"abcd"
+
+
+def test_nothing_follows_the_last_input() -> None:
+    inbox = Inbox(4)
+    inbox.put("a", b"ab", None)
+    before = inbox.ending, inbox.finished
+    inbox.feed(b"\4")
+    assert (before, inbox.ending, inbox.finished) == ((False, False), True, False)
+    assert drained(inbox) == b"ab\4"
+    assert inbox.finished
+
+
 def test_a_large_write_is_taken_while_there_is_any_room() -> None:
     inbox = Inbox(4)
     inbox.put("a", b"abc", None)
