@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Gap as Gap,
         Info as Info,
         KillReceipt as KillReceipt,
+        Match as Match,
         Piece as Piece,
         PollResult as PollResult,
         Snapshot as Snapshot,
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
         EventStream as EventStream,
         Reader as Reader,
     )
+    from actors.text import (
+        Abridged as Abridged,
+        abridge as abridge,
+    )
     from broker.errors import (
         BrokerLost as BrokerLost,
         CapacityExceeded as CapacityExceeded,
@@ -56,6 +61,7 @@ if TYPE_CHECKING:
         EngineError as EngineError,
         InvalidRequest as InvalidRequest,
         NotATerminal as NotATerminal,
+        OutputEnded as OutputEnded,
         OutputLimitExceeded as OutputLimitExceeded,
         OutputLost as OutputLost,
         ProtocolError as ProtocolError,
@@ -76,24 +82,26 @@ _HOMES = {
     "actors.engine": "Engine",
     "actors.events": (
         "Change Chunk Closed Completed Event Exited ExitStatus Gap Info KillReceipt "
-        "Piece PollResult Snapshot StreamAbandoned StreamEof StreamError Survivor "
-        "Usage WriteResult"
+        "Match Piece PollResult Snapshot StreamAbandoned StreamEof StreamError "
+        "Survivor Usage WriteResult"
     ),
     "actors.scope": "Scope",
     "actors.settings": "Limits OutputPolicy Settings TtySize Watch",
     "actors.spec": "AGENT_ENV Spec",
     "actors.streams": "EventStream Reader",
+    "actors.text": "Abridged abridge",
     "broker.errors": (
         "BrokerLost CapacityExceeded CommandFailed EngineError InvalidRequest "
-        "NotATerminal OutputLimitExceeded OutputLost ProtocolError RuntimeContext "
-        "ServiceFailed SessionNotFound SessionOwned ShellEnded SpawnFailed "
-        "StdinUnavailable TimedOut WorkerLost WrongProcess"
+        "NotATerminal OutputEnded OutputLimitExceeded OutputLost ProtocolError "
+        "RuntimeContext ServiceFailed SessionNotFound SessionOwned ShellEnded "
+        "SpawnFailed StdinUnavailable TimedOut WorkerLost WrongProcess"
     ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "AGENT_ENV",
+    "Abridged",
     "BrokerLost",
     "CapacityExceeded",
     "Change",
@@ -113,7 +121,9 @@ __all__ = [
     "InvalidRequest",
     "KillReceipt",
     "Limits",
+    "Match",
     "NotATerminal",
+    "OutputEnded",
     "OutputLimitExceeded",
     "OutputLost",
     "OutputPolicy",
@@ -144,6 +154,7 @@ __all__ = [
     "WriteResult",
     "WrongProcess",
     "__version__",
+    "abridge",
 ]
 
 

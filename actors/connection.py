@@ -314,7 +314,6 @@ _NOT_YET: Final[dict[str, Any]] = {
     "tty": False,
     "pass_fds": (),
     "detach_ttl": None,
-    "observe": (),
     "on_full": "refuse",
     "queue": None,
 }

@@ -55,6 +55,7 @@ class Launch:
         metadata: The caller's pairs, given back with every result.
         authority: The caller's note of what it allowed, or None.
         scope: Name of the scope.
+        observe: Absolute directories below which changes are recorded.
 
     Raises:
         InvalidRequest: A field is not valid; named after the field.
@@ -89,6 +90,7 @@ class Launch:
     metadata: tuple[tuple[str, str], ...]
     authority: str | None
     scope: str
+    observe: tuple[bytes, ...]
 
     _CHECKS: ClassVar[Mapping[str, Check]] = {
         "argv": checks.command,
@@ -120,6 +122,7 @@ class Launch:
         "metadata": checks.metadata,
         "authority": checks.optional(checks.text),
         "scope": checks.text,
+        "observe": checks.each(checks.plain_bytes),
     }
 
     def to_wire(self) -> dict[str, Any]:
@@ -134,7 +137,7 @@ class Launch:
             InvalidRequest: A field is missing, unknown or of another type.
         """
         values = checks.exactly("launch", wire, cls._CHECKS)
-        for name in ("argv", "pass_fds"):
+        for name in ("argv", "pass_fds", "observe"):
             values[name] = checks.items(name, values[name])
         for name in ("env", "rlimits", "metadata"):
             values[name] = checks.rows(name, values[name])

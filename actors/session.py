@@ -11,12 +11,14 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, Protocol
 
-from actors import lifecycle, process
+from actors import lifecycle, observe, process
+from actors.awaited import Awaited
 from actors.buffer import Log
 from actors.events import ExitStatus, Survivor, Usage
 from actors.inbox import Inbox
 from actors.launch import Launch
 from actors.outlet import Ask, End, Outlet, Progress
+from actors.probe import Look
 from broker import cgroup, errors, tree
 from broker.wire import Kind, Message, Payload, pack, unpack
 
@@ -69,6 +71,14 @@ class Session:
         self.reaped_before_kill: int | None = None
         self.progress = Progress(set())
         self.outlet = Outlet(self.log, self.progress, launch, self)
+        self.awaited = Awaited(
+            self.log,
+            self.progress,
+            self,
+            Look(launch.cwd),
+            blocking=self.outlet.blocking,
+        )
+        self._before: observe.Sight | None = None
         self.released = False
         self.releases_itself = False
         self.held = False
@@ -89,6 +99,8 @@ class Session:
         """
         process.check_supported(self.launch)
         self.started = clock()
+        if self.launch.observe:
+            self._before = observe.Sight(self.launch.observe)
         self.process = process.start(self.launch)
         self.execed = self._now = self.last_used = clock()
         self.progress.streams = set(self.process.outputs)
@@ -135,6 +147,7 @@ class Session:
     def next_deadline(self) -> float | None:
         """Return when `tick` is wanted, None while nothing is due."""
         due = [self.life.next_deadline(), self.outlet.next_deadline()]
+        due.append(self.awaited.next_deadline())
         if self._cut:
             due.append(self._cut_told)
         return min((end for end in due if end is not None), default=None)
@@ -324,9 +337,15 @@ class Session:
                     self._report(cause)
                 case lifecycle.Close():
                     self.progress.closed = True
+                    self._note_changes()
                     self._push(Kind.CLOSED)
                 case lifecycle.Answer(key, proven):
                     self._killed(key, proven=proven)
+
+    def _note_changes(self) -> None:
+        if self._before is not None:
+            after = observe.Sight(self.launch.observe)
+            self.progress.changes = pack(observe.changes(self._before, after))
 
     def _sweep(self) -> None:
         """Walk the tree once; end a large one by its cgroup, if there is one.
@@ -372,6 +391,7 @@ class Session:
     def finish(self) -> None:
         """Close everything, and refuse what is still asked; the tree is gone."""
         self.outlet.refuse_all(errors.SessionNotFound())
+        self.awaited.refuse(errors.SessionNotFound())
         self._close_stdin()
         self.process.close()
 
@@ -444,8 +464,37 @@ class Session:
         self.outlet.credit(ask, message.body)
 
     def _on_stop(self, ask: Ask, message: Message) -> None:
-        self.outlet.stop(Ask(ask.client, message.body["target"]))
+        target = Ask(ask.client, message.body["target"])
+        self.outlet.stop(target)
+        self.awaited.stop(target)
         self._answer(ask, {})
+
+    def _on_expect(self, ask: Ask, message: Message) -> None:
+        self.awaited.expect(ask, message.body, self._now)
+
+    def _on_ready(self, ask: Ask, message: Message) -> None:
+        self.awaited.ready(ask, message.body, self._now)
+
+    def _on_append(self, ask: Ask, message: Message) -> None:
+        stream = self._diagnostics()
+        line = bytes(message.payload or b"")
+        line += b"" if line.endswith(b"\n") else b"\n"
+        self.log.append(stream, line)
+        if self._targets is not None:
+            self._targets[stream] += len(line)
+        self.outlet.on_output(self._now)
+        self._answer(ask, {})
+
+    def _diagnostics(self) -> str:
+        """Return the stream to which a host's lines are added."""
+        launch = self.launch
+        own = launch.stderr == "pipe" and launch.tty is None
+        if not own and launch.stdout == "null":
+            raise errors.InvalidRequest("text", "has no place: no output is piped")
+        stream = "stderr" if own else "stdout"
+        if stream not in self.progress.streams:
+            raise errors.InvalidRequest("text", f"comes too late: {stream} has ended")
+        return stream
 
     def _on_kill(self, ask: Ask, message: Message) -> None:
         body = message.body
@@ -462,6 +511,7 @@ class Session:
     def _release(self) -> None:
         self.released = True
         self.outlet.refuse_polls(errors.SessionNotFound())
+        self.awaited.refuse(errors.SessionNotFound())
         self._close_stdin()
 
     def _on_signal(self, ask: Ask, message: Message) -> None:
@@ -504,6 +554,7 @@ class Session:
 
     def _serve(self) -> None:
         """Give the readers what they are due, and read on if that made room."""
+        self.awaited.serve(self._now, held=self.held)
         self.outlet.serve(self._now, held=self.held)
         if self.held and self.log.room() > 0:
             self._hold(held=False)
@@ -567,6 +618,9 @@ _COMMANDS: Final[dict[Kind, Command]] = {
     Kind.KILL: Session._on_kill,  # noqa: SLF001
     Kind.SIGNAL: Session._on_signal,  # noqa: SLF001
     Kind.SNAPSHOT: Session._on_snapshot,  # noqa: SLF001
+    Kind.EXPECT: Session._on_expect,  # noqa: SLF001
+    Kind.READY: Session._on_ready,  # noqa: SLF001
+    Kind.APPEND: Session._on_append,  # noqa: SLF001
 }
 
 _USES: Final = frozenset({Kind.WRITE, Kind.POLL, Kind.SIGNAL})

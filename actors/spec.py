@@ -98,7 +98,7 @@ class Spec:
     nothing. `kill_on_drop=False` and `detach_ttl` need a shared broker, which is for
     the engine to check.
 
-    This version refuses `tty`, `pass_fds`, `detach_ttl`, `observe`, `on_full="evict"`,
+    This version refuses `tty`, `pass_fds`, `detach_ttl`, `on_full="evict"`,
     `queue`, and the limits `output`, `tree_memory` and `tree_processes`.
 
     Attributes:
@@ -126,7 +126,8 @@ class Spec:
         idle_timeout: Seconds without output until the tree is ended.
         metadata: Pairs given back, copied, with every result.
         authority: A note given back with every snapshot.
-        observe: Directories below which changes are recorded.
+        observe: Directories below which files are compared before and after, for the
+            result of a run or of `output`; relative ones start in `cwd`.
         request_id: Name of this request, for retrying it; 1 to 128 characters.
         on_full: Whether a full engine refuses or evicts another session.
         queue: Seconds to wait for room; None does not wait.
@@ -223,10 +224,11 @@ class Spec:
         _mark("mark", mark)
         words, limits = self._words, self.limits
         program, arg0 = words.argv[0], words.arg0
+        cwd = _absolute(words.cwd, ambient.cwd)
         return Launch(
             argv=words.argv if arg0 is None else (arg0, *words.argv[1:]),
             executable=None if arg0 is None else program,
-            cwd=_absolute(words.cwd, ambient.cwd),
+            cwd=cwd,
             env=self._environment(ambient, mark),
             umask=ambient.umask,
             rlimits=limits.rlimits(ambient.rlimits),
@@ -257,6 +259,9 @@ class Spec:
             metadata=words.metadata,
             authority=self.authority,
             scope=scope,
+            observe=tuple(
+                _absolute(_native("observe", path), cwd) for path in self.observe
+            ),
         )
 
     def _read_words(self) -> _Words:

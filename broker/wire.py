@@ -76,6 +76,9 @@ class Kind(IntEnum):
     KILL = 17
     SIGNAL = 18
     SNAPSHOT = 19
+    EXPECT = 22
+    READY = 23
+    APPEND = 24
     # broker -> worker
     START = 30
     # broker or worker -> client
@@ -260,6 +263,26 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     ),
     Kind.SIGNAL: Shape({"number": _whole(1, 64), "group": _flag, "interrupt": _flag}),
     Kind.SNAPSHOT: Shape({}),
+    Kind.EXPECT: Shape(
+        {
+            "stream": _STREAM,
+            "offset": _whole(),
+            "pattern": _raw(4096),
+            "flags": _whole(0, 2**16),
+            "wait": _optional(_seconds()),
+        }
+    ),
+    Kind.READY: Shape(
+        {
+            "port": _optional(_whole(1, 65535)),
+            "file": _optional(_raw(4096)),
+            "pattern": _optional(_raw(4096)),
+            "flags": _whole(0, 2**16),
+            "stream": _STREAM,
+            "wait": _optional(_seconds()),
+        }
+    ),
+    Kind.APPEND: Shape({}, payload=True),
     Kind.START: Shape(
         {
             "reader": _optional(_whole(1)),
@@ -287,7 +310,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
         }
     ),
     Kind.EXITED: Shape({"status": _plain}),
-    Kind.CLOSED: Shape({"status": _plain}),
+    Kind.CLOSED: Shape({"status": _plain}, payload=None),
     Kind.IDLE: Shape({}),
     Kind.FORK: Shape({"worker": _whole(1)}),
     Kind.GONE: Shape({"worker": _whole(1), "errno": _whole(), "proven": _flag}),
