@@ -9,8 +9,8 @@ Rules:
    looked at more often than needed for this, however long the search takes.
 3. Something is found as soon as it is a match. What comes later would perhaps have made
    it longer; `$` and `\Z` match where the output ends at that moment.
-4. What was dropped before the search came to it is counted, and the text begins anew
-   behind it.
+4. What was dropped before the search came to it is counted. The text ends there, and
+   begins anew behind it.
 
 Patterns are of bytes. Text becomes its UTF-8, with every character beyond ASCII as one
 unit, so that `é+` means what it says; a set of such characters cannot be said in bytes
@@ -31,8 +31,6 @@ OVERLAP: Final = 16 * 1024
 """Bytes looked at again with each new piece: a match that comes in parts is shorter."""
 CONTEXT: Final = 256
 """Bytes before these that assertions of what comes before can see."""
-BLOCK: Final = 1024 * 1024
-"""Bytes taken from the log at once, unless a match reaches their end."""
 BEFORE: Final = 64 * 1024
 """Bytes before a match that are told with it."""
 LARGEST_MATCH: Final = 2 * 1024 * 1024
@@ -124,6 +122,7 @@ class Search:
         self._log = log
         self._pattern = pattern
         self._base = start
+        self._last = b""  # what was looked at last: the log may not keep it
 
     def step(self) -> Found | None:
         """Look at everything that is new; return the first match.
@@ -131,44 +130,17 @@ class Search:
         Raises:
             InvalidRequest: It is larger than an answer can be.
         """
-        found, size = None, BLOCK
-        while found is None and self.seen < self._produced():
-            begin, data, at = self._text(size)
-            end = begin + len(data)
-            found = self._pattern.search(data, at)
-            if found and found.end() == len(data) and end < self._produced():
-                found, size = None, size * 2  # it may go on in what is there already
-                continue
+        while self.seen < (produced := self._log.stats(self.stream).produced):
+            missed, begin, new = self._log.read_stream(self.stream, self.seen, produced)
+            if missed:
+                self.gap += missed
+                self._base, self._last = begin, b""
+            text, place = self._last + new, max(0, len(self._last) - OVERLAP)
+            found = self._pattern.search(text, place)
             if found:
-                return self._found(begin, found)
-            self.seen, size = end, BLOCK
+                return self._found(begin - len(self._last), found)
+            self.seen, self._last = begin + len(new), text[-OVERLAP - CONTEXT :]
         return None
-
-    def _produced(self) -> int:
-        return self._log.stats(self.stream).produced
-
-    def _text(self, size: int) -> tuple[int, bytes, int]:
-        """Return offset and bytes of a text with news, and where in it to look."""
-        wanted = max(self._base, self.seen - OVERLAP)
-        begin, data = self._read(max(self._base, wanted - CONTEXT), size)
-        if begin + len(data) <= self.seen:  # it ends at a hole: go on behind that
-            begin, data = self._read(self.seen, size)
-        if begin >= self.seen:
-            self.gap += begin - self.seen
-            self.seen = self._base = begin
-            return begin, data, 0
-        if begin > self._base:  # what is left before it is context first
-            wanted = max(wanted, min(begin + CONTEXT, self.seen))
-        return begin, data, wanted - begin
-
-    def _read(self, offset: int, size: int) -> tuple[int, bytes]:
-        """Return where the retained bytes from `offset` on begin, and them."""
-        size += OVERLAP + CONTEXT
-        _, begin, data = self._log.read_stream(self.stream, offset, size)
-        # A read ends where the other stream has a hole, too.
-        end = begin + len(data)
-        missed, _, more = self._log.read_stream(self.stream, end, size - len(data))
-        return begin, data if missed else data + more
 
     def _found(self, begin: int, found: re.Match[bytes]) -> Found:
         matched, groups = found[0], found.groups()
