@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Gap as Gap,
         Info as Info,
         KillReceipt as KillReceipt,
+        Match as Match,
         Piece as Piece,
         PollResult as PollResult,
         Snapshot as Snapshot,
@@ -51,6 +52,10 @@ if TYPE_CHECKING:
         EventStream as EventStream,
         Reader as Reader,
     )
+    from actors.text import (
+        Abridged as Abridged,
+        abridge as abridge,
+    )
     from broker.errors import (
         BrokerLost as BrokerLost,
         CapacityExceeded as CapacityExceeded,
@@ -58,6 +63,7 @@ if TYPE_CHECKING:
         EngineError as EngineError,
         InvalidRequest as InvalidRequest,
         NotATerminal as NotATerminal,
+        OutputEnded as OutputEnded,
         OutputLimitExceeded as OutputLimitExceeded,
         OutputLost as OutputLost,
         ProtocolError as ProtocolError,
@@ -78,7 +84,7 @@ _HOMES = {
     "actors.engine": "Engine",
     "actors.events": (
         "Change Chunk Closed Completed Event Exited ExitStatus Gap Info KillReceipt "
-        "Piece PollResult Snapshot Stats StreamAbandoned StreamEof StreamError "
+        "Match Piece PollResult Snapshot Stats StreamAbandoned StreamEof StreamError "
         "Survivor Usage WriteResult"
     ),
     "actors.scope": "Scope",
@@ -86,17 +92,19 @@ _HOMES = {
     "actors.settings": "Limits OutputPolicy Settings TtySize Watch",
     "actors.spec": "AGENT_ENV Spec",
     "actors.streams": "EventStream Reader",
+    "actors.text": "Abridged abridge",
     "broker.errors": (
         "BrokerLost CapacityExceeded CommandFailed EngineError InvalidRequest "
-        "NotATerminal OutputLimitExceeded OutputLost ProtocolError RuntimeContext "
-        "ServiceFailed SessionNotFound SessionOwned ShellEnded SpawnFailed "
-        "StdinUnavailable TimedOut WorkerLost WrongProcess"
+        "NotATerminal OutputEnded OutputLimitExceeded OutputLost ProtocolError "
+        "RuntimeContext ServiceFailed SessionNotFound SessionOwned ShellEnded "
+        "SpawnFailed StdinUnavailable TimedOut WorkerLost WrongProcess"
     ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "AGENT_ENV",
+    "Abridged",
     "BrokerLost",
     "CapacityExceeded",
     "Change",
@@ -116,7 +124,9 @@ __all__ = [
     "InvalidRequest",
     "KillReceipt",
     "Limits",
+    "Match",
     "NotATerminal",
+    "OutputEnded",
     "OutputLimitExceeded",
     "OutputLost",
     "OutputPolicy",
@@ -149,6 +159,7 @@ __all__ = [
     "WriteResult",
     "WrongProcess",
     "__version__",
+    "abridge",
 ]
 
 

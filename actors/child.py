@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import warnings
 import weakref
@@ -12,10 +13,12 @@ from typing import Any, Final, Literal, Self
 
 from actors import checks
 from actors.connection import Connection
+from actors.dialogue import Dialogue
 from actors.events import (
     Completed,
     ExitStatus,
     KillReceipt,
+    Match,
     PollResult,
     Snapshot,
     Stats,
@@ -32,6 +35,8 @@ from broker.wire import STREAMS, Kind, Message, unpack
 MAX_POLL: Final = 4 * 1024 * 1024
 WRITE_PIECE: Final = 64 * 1024
 """Bytes of input per message: the broker never holds more of one writer at once."""
+LONGEST_LINE: Final = 64 * 1024
+"""Bytes that one `append` adds at most."""
 
 _LOST: Final = {"state": "lost", "more": False, "done": True}
 
@@ -52,6 +57,7 @@ class Child:
         self._record = record
         self._view = TextView()
         self._cursor = dict.fromkeys(STREAMS, 0)
+        self._dialogue = Dialogue(connection.link, record)
         self._polling = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._under_way: set[asyncio.Future[Message]] = set()
@@ -371,6 +377,91 @@ class Child:
         """Close stdin where that is possible: a terminal in raw mode has no end."""
         with suppress(errors.InvalidRequest):
             await self.close_stdin()
+
+    # -- waiting for what it says or does -----------------------------------------
+
+    async def expect(
+        self,
+        pattern: str | bytes | re.Pattern[str] | re.Pattern[bytes],
+        *,
+        timeout: float | None,
+        stream: Literal["stdout", "stderr"] = "stdout",
+    ) -> Match:
+        r"""Return the first match after the previous one, from the start at first.
+
+        No bytes are taken from other readers. It is found as soon as it is a match,
+        even if what comes later would have made it longer, and `$` is where the output
+        ends at that moment. A match that comes in parts is found up to 16 KiB. Several
+        calls at once take turns. One that fails or is cancelled consumes nothing.
+
+        Under a `block` policy the place up to which it has come holds the output back
+        from the first call on, as a poll does; only while the child cannot go on
+        otherwise, output without a match is let go.
+
+        Args:
+            pattern: A regular expression of bytes; text becomes its UTF-8, and sets of
+                characters beyond ASCII are refused. `.` is one byte, `^` at first the
+                end of the last match; `\w` and ignoring case know ASCII alone.
+            timeout: seconds; None: until the child ends.
+            stream: which one.
+
+        Raises:
+            InvalidRequest: an argument is not valid, or the match exceeds 2 MiB.
+            TimedOut: it did not come in time; it carries the last output.
+            OutputEnded: the child or the stream ended without; it carries the same.
+            SessionNotFound: the session was closed.
+            WorkerLost: the worker died.
+        """
+        self._check()
+        return await self._dialogue.expect(pattern, timeout, stream)
+
+    async def ready(
+        self,
+        *,
+        port: int | None = None,
+        file: str | bytes | os.PathLike[str] | os.PathLike[bytes] | None = None,
+        pattern: str | bytes | re.Pattern[str] | re.Pattern[bytes] | None = None,
+        timeout: float | None,
+        stream: Literal["stdout", "stderr"] = "stdout",
+    ) -> None:
+        """Return once the child is ready, which is exactly one of three facts.
+
+        Args:
+            port: a process of the child's tree listens on this TCP port.
+            file: this file exists; a relative path begins where the child started.
+            pattern: the output matches, as for `expect`, from the oldest byte on.
+            timeout: seconds; None: until the child ends.
+            stream: that `pattern` is looked for in.
+
+        Raises:
+            InvalidRequest: an argument is not valid.
+            TimedOut: it did not get ready in time; it carries the last output.
+            OutputEnded: the child ended before; it carries the same.
+            SessionNotFound: the session was closed.
+            WorkerLost: the worker died.
+        """
+        self._check()
+        await self._dialogue.ready(port, file, pattern, timeout, stream)
+
+    async def append(self, text: Data) -> None:
+        """Add a line to what the child says on stderr, or on stdout without stderr.
+
+        Every reader gets it in its place; it counts as output.
+
+        Args:
+            text: bytes, or text as UTF-8, 64 KiB at most; a newline is added to it
+                unless it ends with one.
+
+        Raises:
+            InvalidRequest: it is too long, no output is piped, or that has ended.
+            SessionNotFound: the session was closed.
+            WorkerLost: the worker died.
+        """
+        self._check()
+        data = as_bytes("text", text)
+        if len(data) > LONGEST_LINE:
+            raise errors.InvalidRequest("text", f"has over {LONGEST_LINE} bytes")
+        await self._link.ask(Kind.APPEND, self.id, {}, data)
 
     # -- input ------------------------------------------------------------------
 

@@ -331,7 +331,6 @@ class Connection:
 _NOT_YET: Final[dict[str, Any]] = {
     "pass_fds": (),
     "detach_ttl": None,
-    "observe": (),
     "on_full": "refuse",
     "queue": None,
 }

@@ -29,6 +29,7 @@ __all__ = [
     "Gap",
     "Info",
     "KillReceipt",
+    "Match",
     "Piece",
     "PollResult",
     "Snapshot",
@@ -495,6 +496,26 @@ class Piece:
     data: bytes
     gap: int
     eof: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where a pattern was found in a stream.
+
+    Attributes:
+        offset: Bytes of the stream before the match.
+        matched: The bytes that match.
+        groups: What the pattern's groups took, None for one that took no part.
+        before: The bytes just before the match that came since the last one: the newest
+            64 KiB, and none from before a gap.
+        gap: Bytes since the last match that were dropped unseen; they may have matched.
+    """
+
+    offset: int
+    matched: bytes
+    groups: tuple[bytes | None, ...]
+    before: bytes
+    gap: int = 0
 
 
 WriteState = Literal["running", "ended"]

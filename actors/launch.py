@@ -56,6 +56,7 @@ class Launch:
         authority: The caller's note of what it allowed, or None.
         scope: Name of the scope.
         paused: Whether the clock of the scope is stopped as this is sent.
+        observe: Absolute directories below which changes are recorded.
 
     Raises:
         InvalidRequest: A field is not valid; named after the field.
@@ -91,6 +92,7 @@ class Launch:
     authority: str | None
     scope: str
     paused: bool
+    observe: tuple[bytes, ...]
 
     _CHECKS: ClassVar[Mapping[str, Check]] = {
         "argv": checks.command,
@@ -123,6 +125,7 @@ class Launch:
         "authority": checks.optional(checks.text),
         "scope": checks.text,
         "paused": checks.flag,
+        "observe": checks.each(checks.plain_bytes),
     }
 
     def to_wire(self) -> dict[str, Any]:
@@ -137,7 +140,7 @@ class Launch:
             InvalidRequest: A field is missing, unknown or of another type.
         """
         values = checks.exactly("launch", wire, cls._CHECKS)
-        for name in ("argv", "pass_fds"):
+        for name in ("argv", "pass_fds", "observe"):
             values[name] = checks.items(name, values[name])
         for name in ("env", "rlimits", "metadata"):
             values[name] = checks.rows(name, values[name])

@@ -65,6 +65,7 @@ class Progress:
         exit_mark: the sequence at which everything is logged that was in the pipes at
             the child's end; None before.
         closed: whether the child and all its streams have ended.
+        changes: what changed in the observed directories, packed, None if not asked.
     """
 
     streams: set[str]
@@ -72,6 +73,7 @@ class Progress:
     status: ExitStatus | None = None
     exit_mark: int | None = None
     closed: bool = False
+    changes: bytes | None = None
 
     @property
     def exit_seen(self) -> bool:
@@ -402,7 +404,8 @@ class Outlet:
                 self.voice.say(Kind.EXITED, reader.ask, body)
         over = progress.closed and reader.exited and here >= self.log.end
         if over and reader.ask in self.readers:
-            self.voice.say(Kind.CLOSED, reader.ask, body)
+            changes = progress.changes if reader.capture else None
+            self.voice.say(Kind.CLOSED, reader.ask, body, changes)
             self._detach(reader.ask)
 
     def _served_read(self, read: Read, now: float) -> bool:

@@ -11,13 +11,15 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, Protocol
 
-from actors import lifecycle, process, terminal
+from actors import lifecycle, observe, process, terminal
+from actors.awaited import Awaited
 from actors.budget import NOTHING, Budget, Over
 from actors.buffer import Log
 from actors.events import ExitStatus, Stats, Survivor, Usage
 from actors.inbox import Inbox
 from actors.launch import Launch
 from actors.outlet import Ask, End, Outlet, Progress
+from actors.probe import Look
 from actors.settings import TtySize
 from actors.usage import measure, oom_killed_since, oom_kills
 from broker import cgroup, errors, tree
@@ -73,6 +75,14 @@ class Session:
         self.reaped_before_kill: int | None = None
         self.progress = Progress(set())
         self.outlet = Outlet(self.log, self.progress, launch, self)
+        self.awaited = Awaited(
+            self.log,
+            self.progress,
+            self,
+            Look(launch.cwd),
+            blocking=self.outlet.blocking,
+        )
+        self._before: observe.Sight | None = None
         self.released = False
         self.releases_itself = False
         self.held = False
@@ -98,6 +108,8 @@ class Session:
         """
         self._ooms = oom_kills(self.home)
         self.started = clock()
+        if self.launch.observe:
+            self._before = observe.Sight(self.launch.observe)
         size = self.launch.tty
         if size is None:
             self.process = process.start(self.launch)
@@ -151,6 +163,7 @@ class Session:
         due = [self.life.next_deadline(), self.outlet.next_deadline()]
         if not self.life.empty:
             due.append(self.budget.next_sample())
+        due.append(self.awaited.next_deadline())
         if self._cut:
             due.append(self._cut_told)
         return min((end for end in due if end is not None), default=None)
@@ -404,9 +417,15 @@ class Session:
                     self._report(cause)
                 case lifecycle.Close():
                     self.progress.closed = True
+                    self._note_changes()
                     self._push(Kind.CLOSED)
                 case lifecycle.Answer(key, proven):
                     self._killed(key, proven=proven)
+
+    def _note_changes(self) -> None:
+        if self._before is not None:
+            after = observe.Sight(self.launch.observe)
+            self.progress.changes = pack(observe.changes(self._before, after))
 
     def _sweep(self) -> None:
         """Walk the tree once; end a large one by its cgroup, if there is one.
@@ -453,6 +472,7 @@ class Session:
     def finish(self) -> None:
         """Close everything, and refuse what is still asked; the tree is gone."""
         self.outlet.refuse_all(errors.SessionNotFound())
+        self.awaited.refuse(errors.SessionNotFound())
         self._close_stdin()
         self.process.close()
 
@@ -531,11 +551,39 @@ class Session:
         self.outlet.credit(ask, message.body)
 
     def _on_stop(self, ask: Ask, message: Message) -> None:
-        target = message.body["target"]
-        self.outlet.stop(Ask(ask.client, target))
-        if target == 0:  # this client is gone, and nobody else would let the clock go
+        target = Ask(ask.client, message.body["target"])
+        self.outlet.stop(target)
+        self.awaited.stop(target)
+        if target.request == 0:  # it is gone, and nobody else would let the clock go
             self.pause(ask.client, paused=False)
         self._answer(ask, {})
+
+    def _on_expect(self, ask: Ask, message: Message) -> None:
+        self.awaited.expect(ask, message.body, self._now)
+
+    def _on_ready(self, ask: Ask, message: Message) -> None:
+        self.awaited.ready(ask, message.body, self._now)
+
+    def _on_append(self, ask: Ask, message: Message) -> None:
+        stream = self._diagnostics()
+        line = bytes(message.payload or b"")
+        line += b"" if line.endswith(b"\n") else b"\n"
+        self.log.append(stream, line)
+        if self._targets is not None:
+            self._targets[stream] += len(line)
+        self.outlet.on_output(self._now)
+        self._answer(ask, {})
+
+    def _diagnostics(self) -> str:
+        """Return the stream to which a host's lines are added."""
+        launch = self.launch
+        own = launch.stderr == "pipe" and launch.tty is None
+        if not own and launch.stdout == "null":
+            raise errors.InvalidRequest("text", "has no place: no output is piped")
+        stream = "stderr" if own else "stdout"
+        if stream not in self.progress.streams:
+            raise errors.InvalidRequest("text", f"comes too late: {stream} has ended")
+        return stream
 
     def _on_kill(self, ask: Ask, message: Message) -> None:
         body = message.body
@@ -552,6 +600,7 @@ class Session:
     def _release(self) -> None:
         self.released = True
         self.outlet.refuse_polls(errors.SessionNotFound())
+        self.awaited.refuse(errors.SessionNotFound())
         self._close_stdin()
 
     def _on_signal(self, ask: Ask, message: Message) -> None:
@@ -628,6 +677,7 @@ class Session:
 
     def _serve(self) -> None:
         """Give the readers what they are due, and read on if that made room."""
+        self.awaited.serve(self._now, held=self.held)
         self.outlet.serve(self._now, held=self.held)
         if self.held and self.log.room() > 0:
             self._hold(held=False)
@@ -696,6 +746,9 @@ _COMMANDS: Final[dict[Kind, Command]] = {
     Kind.STATS: Session._on_stats,  # noqa: SLF001
     Kind.CLOCK: Session._on_clock,  # noqa: SLF001
     Kind.RESIZE: Session._on_resize,  # noqa: SLF001
+    Kind.EXPECT: Session._on_expect,  # noqa: SLF001
+    Kind.READY: Session._on_ready,  # noqa: SLF001
+    Kind.APPEND: Session._on_append,  # noqa: SLF001
 }
 
 _USES: Final = frozenset({Kind.WRITE, Kind.POLL, Kind.SIGNAL, Kind.RESIZE})

@@ -98,8 +98,7 @@ class Spec:
     nothing. `kill_on_drop=False` and `detach_ttl` need a shared broker, which is for
     the engine to check.
 
-    This version refuses `pass_fds`, `detach_ttl`, `observe`, `on_full="evict"` and
-    `queue`.
+    This version refuses `pass_fds`, `detach_ttl`, `on_full="evict"` and `queue`.
 
     Attributes:
         argv: The command, a sequence of `str`, `bytes` or paths; with `shell=True` one
@@ -126,7 +125,8 @@ class Spec:
         idle_timeout: Seconds without output until the tree is ended.
         metadata: Pairs given back, copied, with every result.
         authority: A note given back with every snapshot.
-        observe: Directories below which changes are recorded.
+        observe: Directories below which files are compared before and after, for the
+            result of a run or of `output`; relative ones start in `cwd`.
         request_id: Name of this request, for retrying it; 1 to 128 characters.
         on_full: Whether a full engine refuses or evicts another session.
         queue: Seconds to wait for room; None does not wait.
@@ -230,10 +230,11 @@ class Spec:
         _mark("mark", mark)
         words, limits = self._words, self.limits
         program, arg0 = words.argv[0], words.arg0
+        cwd = _absolute(words.cwd, ambient.cwd)
         return Launch(
             argv=words.argv if arg0 is None else (arg0, *words.argv[1:]),
             executable=None if arg0 is None else program,
-            cwd=_absolute(words.cwd, ambient.cwd),
+            cwd=cwd,
             env=self._environment(ambient, mark),
             umask=ambient.umask,
             rlimits=limits.rlimits(ambient.rlimits),
@@ -265,6 +266,9 @@ class Spec:
             authority=self.authority,
             scope=scope,
             paused=paused,
+            observe=tuple(
+                _absolute(_native("observe", path), cwd) for path in self.observe
+            ),
         )
 
     def _read_words(self) -> _Words:

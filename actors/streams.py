@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 
 from actors import checks
 from actors.events import (
+    Change,
     Chunk,
     Closed,
     Completed,
@@ -27,7 +28,7 @@ from actors.events import (
 from actors.record import Record, lost_status
 from broker import errors
 from broker.link import Link, error_of
-from broker.wire import STREAMS, Kind, Message
+from broker.wire import STREAMS, Kind, Message, Payload, unpack
 
 LARGEST_READ: Final = 4 * 1024 * 1024
 """Bytes that one read of a `Reader` gives at most."""
@@ -239,6 +240,7 @@ class Capture:
         self.exceeded = False
         self.lost = 0
         self.status: ExitStatus | None = None
+        self.changes: tuple[tuple[Change, ...], bool] = (), False
         self.closed: asyncio.Future[None] = link.loop.create_future()
         link.listen(request, self._feed)
 
@@ -266,6 +268,8 @@ class Capture:
             self.lost += message.body["end"] - message.body["start"]
         elif kind is Kind.CLOSED:
             self.status = ExitStatus.from_wire(message.body["status"])
+            if message.payload is not None:
+                self.changes = changes_of(message.payload)
             self._link.unlisten(self.request)
             if not self.closed.done():
                 self.closed.set_result(None)
@@ -383,4 +387,14 @@ def completed(record: Record, capture: Capture, limit: int | None) -> Completed:
         stderr=stderr,
         status=capture.status,
         metadata=dict(record.metadata),
+        changes=capture.changes[0],
+        changes_truncated=capture.changes[1],
     )
+
+
+def changes_of(payload: Payload) -> tuple[tuple[Change, ...], bool]:
+    """Return the changes in a payload, and whether these are not all."""
+    found, truncated = unpack(payload)
+    return tuple(
+        Change(path.decode("utf-8", "surrogateescape"), kind) for path, kind in found
+    ), truncated

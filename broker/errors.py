@@ -11,6 +11,7 @@
     ├── NotATerminal                       resize of a session without a terminal
     ├── OutputLimitExceeded                more output than `limit`
     ├── OutputLost                         `output()` called after bytes were dropped
+    ├── OutputEnded                        the output ended before it came up
     ├── CommandFailed (CalledProcessError) `check=True` and a failure status
     ├── TimedOut (TimeoutExpired, TimeoutError)
     ├── CapacityExceeded                   no room for another session now
@@ -41,6 +42,7 @@ __all__ = [
     "EngineError",
     "InvalidRequest",
     "NotATerminal",
+    "OutputEnded",
     "OutputLimitExceeded",
     "OutputLost",
     "ProtocolError",
@@ -194,6 +196,29 @@ class OutputLost(_WithOutput):
     def __init__(self, dropped: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
         super().__init__(f"{dropped} bytes of output were dropped before this call")
         self.dropped = dropped
+        self.stdout = stdout
+        self.stderr = stderr
+
+
+class OutputEnded(_WithOutput):
+    """The output ended before what was waited for.
+
+    `status` is how the child ended, None while it has not; `stdout` and `stderr` are
+    the last lines of output.
+    """
+
+    code = "output-ended"
+    fields = ("status", "stdout", "stderr")
+    local_fields = ("status", "stdout", "stderr")
+
+    # An exit status; its class belongs to the floors above.
+    status: Any
+
+    def __init__(
+        self, status: object = None, stdout: bytes = b"", stderr: bytes = b""
+    ) -> None:
+        super().__init__()
+        self.status = status
         self.stdout = stdout
         self.stderr = stderr
 

@@ -683,13 +683,16 @@ _FORWARDED: Final = _kinds(
     Kind.STATS,
     Kind.CLOCK,
     Kind.RESIZE,
+    Kind.EXPECT,
+    Kind.READY,
+    Kind.APPEND,
 )
 """Commands that go to the session's worker, unread."""
 
 _START_TERMS: Final = ("reader", "chunks", "bytes", "release")
 """What a START takes over from its SPAWN."""
 
-_STOPPABLE: Final = _kinds(Kind.OPEN, Kind.READ, Kind.POLL)
+_STOPPABLE: Final = _kinds(Kind.OPEN, Kind.READ, Kind.POLL, Kind.EXPECT, Kind.READY)
 """Requests that may take long, and that a STOP takes back."""
 
 _ANSWERS: Final = _kinds(

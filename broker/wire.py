@@ -79,6 +79,9 @@ class Kind(IntEnum):
     STATS = 21
     CLOCK = 25
     RESIZE = 20
+    EXPECT = 22
+    READY = 23
+    APPEND = 24
     # broker -> worker
     START = 30
     # broker or worker -> client
@@ -267,6 +270,26 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.STATS: Shape({}),
     Kind.CLOCK: Shape({"paused": _flag}),
     Kind.RESIZE: Shape({"rows": _whole(1, 65535), "cols": _whole(1, 65535)}),
+    Kind.EXPECT: Shape(
+        {
+            "stream": _STREAM,
+            "offset": _whole(),
+            "pattern": _raw(4096),
+            "flags": _whole(0, 2**16),
+            "wait": _optional(_seconds()),
+        }
+    ),
+    Kind.READY: Shape(
+        {
+            "port": _optional(_whole(1, 65535)),
+            "file": _optional(_raw(4096)),
+            "pattern": _optional(_raw(4096)),
+            "flags": _whole(0, 2**16),
+            "stream": _STREAM,
+            "wait": _optional(_seconds()),
+        }
+    ),
+    Kind.APPEND: Shape({}, payload=True),
     Kind.START: Shape(
         {
             "reader": _optional(_whole(1)),
@@ -294,8 +317,8 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
         }
     ),
     Kind.EXITED: Shape({"status": _plain}),
-    Kind.CLOSED: Shape({"status": _plain}),
     Kind.NOTICE: Shape({"limit": _text(32)}),
+    Kind.CLOSED: Shape({"status": _plain}, payload=None),
     Kind.IDLE: Shape({}),
     Kind.FORK: Shape({"worker": _whole(1)}),
     Kind.GONE: Shape({"worker": _whole(1), "errno": _whole(), "proven": _flag}),

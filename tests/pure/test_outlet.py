@@ -351,6 +351,16 @@ def test_an_end_is_told_between_what_was_before_and_after_it() -> None:
     assert child.heard() == []
 
 
+def test_s53_only_a_capture_is_told_what_files_changed() -> None:
+    child = Child()
+    child.open(ONE, capture=True)
+    child.open(TWO)
+    child.progress.changes = b"changes"
+    child.close()
+    closed = {s.ask: s.payload for s in child.serve() if s.kind is Kind.CLOSED}
+    assert closed == {ONE: b"changes", TWO: None}
+
+
 def test_an_end_waits_for_a_reader_that_is_behind() -> None:
     child = Child()
     child.open(bytes=2)

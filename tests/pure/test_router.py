@@ -76,6 +76,22 @@ COMMANDS: dict[Kind, dict[str, Any]] = {
     Kind.SNAPSHOT: {},
     Kind.STATS: {},
     Kind.CLOCK: {"paused": True},
+    Kind.EXPECT: {
+        "stream": "stdout",
+        "offset": 0,
+        "pattern": b"x",
+        "flags": 0,
+        "wait": None,
+    },
+    Kind.READY: {
+        "port": 80,
+        "file": None,
+        "pattern": None,
+        "flags": 0,
+        "stream": "stdout",
+        "wait": None,
+    },
+    Kind.APPEND: {},
 }
 STATUS = {"status": [0]}
 NOT_FOUND = {"code": errors.SessionNotFound.code, "values": []}
@@ -120,7 +136,7 @@ class World:
         self, peer: bytes, kind: Kind, session: int = 0, body: Any = None, **more: Any
     ) -> Message:
         self.last_request += 1
-        payload = b"" if kind in (Kind.SPAWN, Kind.WRITE) else None
+        payload = b"" if kind in (Kind.SPAWN, Kind.WRITE, Kind.APPEND) else None
         body = COMMANDS.get(kind, {}) if body is None else body
         return Message(
             kind,
@@ -610,7 +626,9 @@ def test_a_credit_waits_for_no_answer(world: World) -> None:
     assert world.router.sessions[session].pending == {}
 
 
-@pytest.mark.parametrize("kind", [Kind.POLL, Kind.READ, Kind.OPEN])
+@pytest.mark.parametrize(
+    "kind", [Kind.POLL, Kind.READ, Kind.OPEN, Kind.EXPECT, Kind.READY]
+)
 def test_what_is_stopped_is_not_waited_for(world: World, kind: Kind) -> None:
     session, worker = world.started()
     world.ask(A, kind, session)

@@ -301,6 +301,12 @@ def test_a_directory_below_the_root_has_one_slash() -> None:
     assert launch(["x"], cwd="tmp", ambient=ambient).cwd == b"/tmp"
 
 
+def test_observed_directories_start_in_the_childs() -> None:
+    order = launch(["x"], cwd="/a", observe=["b", "/c", b"."])
+    assert order.observe == (b"/a/b", b"/c", b"/a/.")
+    assert launch(["x"]).observe == ()
+
+
 @pytest.mark.parametrize("cwd", ["", "a\0", 5, "\ud800"])
 def test_what_is_no_directory_is_refused(cwd: Any) -> None:
     refused("cwd", lambda: Spec(["x"], cwd=cwd))
@@ -596,6 +602,7 @@ orders = st.builds(
     authority=st.none() | texts,
     scope=texts,
     paused=st.booleans(),
+    observe=st.lists(os_bytes, max_size=3).map(tuple),
 )
 
 
@@ -664,6 +671,7 @@ def test_an_order_with_a_field_missing_is_refused(name: Any) -> None:
         ("metadata", [["a", b"b"]]),
         ("kill_on_drop", 1),
         ("scope", None),
+        ("observe", ["x"]),
     ],
 )
 def test_an_order_is_checked_again_where_it_arrives(name: Any, wrong: Any) -> None:

@@ -1,11 +1,13 @@
 """Bytes as text: no character is broken, and every byte that is none is counted."""
 
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from actors.text import TextView, _count
+from actors.text import TextView, _count, abridge
+from broker.errors import InvalidRequest
 
 MARK = "\N{REPLACEMENT CHARACTER}"
 EURO = "€".encode()
@@ -60,6 +62,21 @@ def test_missing_bytes_between_characters_leave_no_mark() -> None:
     assert view.undecodable == 0
 
 
+def test_a_character_whose_start_is_missing_is_left_out_and_counted() -> None:
+    view = TextView()
+    view.skip("stdout")
+    assert view.decode("stdout", EURO[1:2]) == ""
+    assert view.decode("stdout", EURO[2:] + EURO) == "€"
+    assert view.undecodable == 2
+    assert view.decode("stdout", EURO[2:]) == MARK  # nothing is missing here
+    view.skip("stderr")
+    assert view.decode("stderr", b"\x80" * 4) == MARK  # three can be a rest
+    assert view.undecodable == 7
+    view.skip("stderr")
+    assert view.decode("stderr", b"\x80\x80\x80") == ""
+    assert view.decode("stderr", b"\x80") == MARK
+
+
 def test_the_end_marks_what_is_incomplete_in_every_stream() -> None:
     view = TextView()
     view.decode("stdout", EURO[:1])
@@ -96,3 +113,49 @@ def test_chunks_read_as_the_whole_does(parts: list[bytes]) -> None:
     data = b"".join(parts)
     assert text == data.decode("utf-8", "replace")
     assert view.undecodable == undecodable(data)
+
+
+# Abridged
+
+
+def test_s26_a_text_within_its_limit_is_left_alone() -> None:
+    assert abridge("", 0) == ("", 0, 0)
+    assert abridge("abcde", 2) == ("abcde", 2, 0)
+
+
+def test_s26_a_longer_text_loses_its_middle_in_whole_characters() -> None:
+    short = abridge("abcdefgh", 1)
+    assert short == ("ab[... 4 characters left out ...]gh", 2, 4)
+    assert abridge("€" * 8, 2).text == "€[... 6 characters left out ...]€"
+    assert abridge("abcde", 0).text == "[... 5 characters left out ...]"
+
+
+@given(st.text(st.characters(exclude_categories=[])), st.integers(0, 30))
+def test_s26_beginning_and_end_are_kept_within_the_limit(text: str, most: int) -> None:
+    short = abridge(text, most)
+    size = len(text.encode("utf-8", "surrogatepass"))
+    assert 4 * short.tokens - 4 < size <= 4 * short.tokens
+    if short.tokens <= most:
+        assert (short.text, short.omitted) == (text, 0)
+        return
+    mark = f"[... {short.omitted} characters left out ...]"
+    assert any(
+        head + mark + tail == short.text
+        and text.startswith(head)
+        and text.endswith(tail)
+        and len(head) + len(tail) + short.omitted == len(text)
+        for head, tail in _halves(short.text, mark)
+    )
+    kept = len(short.text.encode("utf-8", "surrogatepass")) - len(mark)
+    assert 4 * most - 6 <= kept <= 4 * most
+
+
+def _halves(text: str, mark: str) -> list[tuple[str, str]]:
+    starts = [at for at in range(len(text)) if text.startswith(mark, at)]
+    return [(text[:at], text[at + len(mark) :]) for at in starts]
+
+
+@pytest.mark.parametrize("most", [-1, 1.5, None, True, "5"])
+def test_a_limit_that_is_no_number_of_tokens_is_refused(most: Any) -> None:
+    with pytest.raises(InvalidRequest, match="max_tokens"):
+        abridge("x", most)

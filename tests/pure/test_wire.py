@@ -64,6 +64,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "code": st.text(max_size=32),
     "end": whole,
     "errno": whole,
+    "file": st.none() | st.binary(max_size=20),
+    "flags": st.integers(0, 2**16),
     "grace": st.none() | seconds,
     "group": st.booleans(),
     "interrupt": st.booleans(),
@@ -80,6 +82,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "operator": st.none() | st.binary(max_size=64),
     "owner": st.binary(max_size=64),
     "paused": st.booleans(),
+    "pattern": st.binary(max_size=20),
+    "port": st.none() | st.integers(1, 65535),
     "proven": st.booleans(),
     "reader": positive,
     "rows": st.integers(1, 65535),
@@ -159,7 +163,10 @@ def test_the_data_lane_holds_output_input_and_the_last_word() -> None:
     streams = {
         kind for kind, shape in SHAPES.items() if "stream" in (shape.fields or {})
     }
-    assert (streams - {Kind.READ}) | {Kind.WRITE, Kind.IDLE} == BULK
+    assert (streams - {Kind.READ, Kind.EXPECT, Kind.READY}) | {
+        Kind.WRITE,
+        Kind.IDLE,
+    } == BULK
 
 
 def test_a_payload_may_be_any_buffer() -> None:
