@@ -138,13 +138,14 @@ async def test_a_start_that_failed_is_over_for_everybody() -> None:
         assert await scope.aclose() == 0
 
 
-def files(pid: int) -> set[str]:
-    """Return what the descriptors of a process lead to; nothing if it is gone."""
+def pipes_of(pid: int) -> set[str]:
+    """Return the pipes that a process holds; none if it is gone."""
     try:
         place = f"/proc/{pid}/fd"
-        return {os.readlink(f"{place}/{fd}") for fd in os.listdir(place)}
+        held = {os.readlink(f"{place}/{fd}") for fd in os.listdir(place)}
     except (FileNotFoundError, ProcessLookupError):
         return set()
+    return {target for target in held if target.startswith("pipe:")}
 
 
 async def test_full_queues_do_not_outlive_the_owner() -> None:
@@ -157,10 +158,11 @@ async def test_full_queues_do_not_outlive_the_owner() -> None:
             stdin="pipe",
             retention=actors.OutputPolicy.block(4 * KIB),
         )
-        worker, pipes = parent(child.pid), files(child.pid)
-        assert pipes <= files(worker)
         stalled = child.events(window=KIB)
         await anext(stalled)
+        worker, pipes = parent(child.pid), pipes_of(child.pid)
+        assert len(pipes) == 3
+        assert pipes <= pipes_of(worker)
         writing = asyncio.ensure_future(child.write(b"x" * 4 * MIB))
         await arrived(child)
         writing.cancel()
@@ -169,7 +171,7 @@ async def test_full_queues_do_not_outlive_the_owner() -> None:
         with pytest.warns(ResourceWarning):
             del child
         await asyncio.to_thread(gone, word, 5)
-        await asyncio.to_thread(eventually, lambda: not pipes & files(worker))
+        await asyncio.to_thread(eventually, lambda: not pipes & pipes_of(worker))
         assert (await engine.info()).counts["sessions"] == 0
 
 
