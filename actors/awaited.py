@@ -31,6 +31,7 @@ from math import inf
 from typing import Any, Final, Protocol
 
 from actors.buffer import Log
+from actors.clock import Clock
 from actors.outlet import Ask, Progress, Voice
 from actors.search import Found, Search, compiled, tail
 from broker import errors
@@ -82,10 +83,10 @@ class Wait:
     interval: float = FIRST_LOOK
     ended: float | None = None
 
-    def next_deadline(self) -> float:
-        """Return when it is to be served whatever happens; `inf`: never."""
+    def next_look(self) -> float:
+        """Return when it is to be served before its time is over; `inf`: never."""
         dead = inf if self.ended is None else self.ended + DYING
-        return min(self.ends, self.look_due, dead)
+        return min(self.look_due, dead)
 
 
 class Awaited:
@@ -99,6 +100,7 @@ class Awaited:
         self.voice = voice
         self.look = look
         self.blocking = blocking
+        self.clock = Clock()
         self.waits: list[Wait] = []
         self.cursors: dict[int, set[Hashable]] = {}
 
@@ -115,7 +117,7 @@ class Awaited:
         if offset > produced:
             raise errors.InvalidRequest("offset", f"is beyond the {produced} bytes yet")
         search = self._search(body, offset)
-        wait = Wait(ask, _ends(body, now), tells=True, search=search)
+        wait = Wait(ask, self._ends(body, now), tells=True, search=search)
         if self.blocking:
             wait.hold = (ask.client, "expect", stream)
             self.cursors.setdefault(ask.client, set()).add(wait.hold)
@@ -131,7 +133,7 @@ class Awaited:
         port, file, look = body["port"], body["file"], self.look
         if [port, file, body["pattern"]].count(None) != 2:
             raise errors.InvalidRequest("ready", "is for one of port, file and pattern")
-        wait = Wait(ask, _ends(body, now))
+        wait = Wait(ask, self._ends(body, now))
         if port is not None:
             wait.look, wait.look_due = (lambda: look.listens(port)), now
         elif file is not None:
@@ -139,6 +141,10 @@ class Awaited:
         else:
             wait.search = self._search(body, 0)
         self.waits.append(wait)
+
+    def _ends(self, body: Any, now: float) -> float:
+        wait = body["wait"]
+        return inf if wait is None else self.clock.read(now) + float(wait)
 
     def _search(self, body: Any, start: int) -> Search:
         pattern = compiled(body["pattern"], body["flags"])
@@ -180,8 +186,20 @@ class Awaited:
 
     def next_deadline(self) -> float | None:
         """Return when `serve` is wanted, None while nothing is due."""
-        due = min((wait.next_deadline() for wait in self.waits), default=inf)
-        return None if due == inf else due
+        due = [wait.next_look() for wait in self.waits]
+        ends = (self.clock.when(wait.ends) for wait in self.waits)
+        due += [end for end in ends if end is not None]
+        first = min(due, default=inf)
+        return None if first == inf else first
+
+    def pause(self, now: float, *, paused: bool) -> None:
+        """Stop the clock of what waits, or let it go on."""
+        if paused:
+            self.clock.stop(now)
+            return
+        shift = self.clock.go(now)
+        for wait in self.waits:
+            wait.ends += shift
 
     def serve(self, now: float, *, held: bool) -> None:
         """Answer whatever can be answered.
@@ -208,7 +226,7 @@ class Awaited:
             return
         if self._has_ended(wait, now):
             self._fail(wait, "ended")
-        elif now >= wait.ends:
+        elif self.clock.read(now) >= wait.ends:
             self._fail(wait, "timed-out")
 
     def _found(self, wait: Wait, found: Found) -> None:
@@ -229,7 +247,8 @@ class Awaited:
     def _there(self, wait: Wait, now: float) -> bool:
         """Look for a port or a file if it is time, or the last chance."""
         assert wait.look is not None
-        if now < min(wait.look_due, wait.ends) and not self.progress.exit_seen:
+        early = now < wait.look_due and self.clock.read(now) < wait.ends
+        if early and not self.progress.exit_seen:
             return False
         wait.look_due = now + wait.interval
         wait.interval = min(wait.interval * 1.5, LAST_LOOK)
@@ -249,7 +268,3 @@ class Awaited:
         body = {"outcome": outcome, "status": status.to_wire() if status else None}
         lines = [tail(self.log, stream, LAST_LINES) for stream in STREAMS]
         self._answer(wait, Kind.REPLY, body, pack(lines))
-
-
-def _ends(body: Any, now: float) -> float:
-    return inf if body["wait"] is None else now + float(body["wait"])

@@ -673,6 +673,7 @@ class Session:
         (self.pausers.add if paused else self.pausers.discard)(client)
         paused = bool(self.pausers)
         self.outlet.pause(self._now, paused=paused)
+        self.awaited.pause(self._now, paused=paused)
         self._do(self.life.handle(lifecycle.Paused(paused), self._now))
 
     def _serve(self) -> None:

@@ -17,7 +17,7 @@ from tests.live.children import (
     program,
     until,
 )
-from tests.live.test_shared_broker import serving
+from tests.parts import serving
 
 pytestmark = pytest.mark.live
 

@@ -145,6 +145,19 @@ def test_what_does_not_come_in_time_is_told_with_the_last_output() -> None:
     assert child.awaited.next_deadline() is None
 
 
+def test_s31_a_pause_pushes_the_end_of_what_waits() -> None:
+    child = Child()
+    child.expect(wait=5.0)
+    child.ready(ask=TWO, port=80, wait=5.0)
+    child.awaited.pause(2.0, paused=True)
+    assert child.serve(8.0) == []
+    assert child.awaited.next_deadline() == 8.02  # the port is looked for all the same
+    child.awaited.pause(9.0, paused=False)
+    assert child.serve(11.9) == []
+    outcomes = {ask: body["outcome"] for ask, body in child.serve(12.0)}
+    assert outcomes == {ONE: "timed-out", TWO: "timed-out"}
+
+
 def test_what_is_there_counts_when_the_time_is_over() -> None:
     child = Child()
     child.write(b"x")
