@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, TypeGuard
 
 from actors.ambient import Surroundings
@@ -11,10 +12,11 @@ from actors.embedded import Embedded
 from actors.events import ExitStatus, KillReceipt, Snapshot
 from actors.launch import Launch
 from actors.record import Record, lost_status
+from actors.scratch import DIRECTORY, Scratches
 from actors.settings import Settings
 from actors.spec import Spec
 from actors.streams import Capture
-from broker import errors
+from broker import auth, errors
 from broker.link import Link, error_of
 from broker.wire import MAX_IDS, STREAMS, Kind, Message, pack, unpack
 
@@ -44,6 +46,9 @@ class Connection:
         self._operator = operator
         self._embedded = None if self.shared else Embedded()
         self._surroundings = Surroundings()
+        self.scratches = Scratches(
+            _scratch_root(settings, endpoint), owner, settings.kill_timeout
+        )
         self._process = os.getpid()
         self._open = False
 
@@ -61,6 +66,7 @@ class Connection:
             endpoint = self._endpoint
             if self._embedded is not None:
                 endpoint = await self._embedded.start(settings)
+            await self.scratches.sweep()
             assert endpoint is not None
             self.link = Link(endpoint, self._on_push, self._on_lost)
             await self.link.open(
@@ -96,6 +102,7 @@ class Connection:
             self._surroundings.close()
             if self._embedded is not None:
                 await asyncio.shield(self._embedded.stop())
+            await self.scratches.close()
 
     def _patience(self) -> float:
         """Return how long a broker may take to see the children off.
@@ -168,6 +175,8 @@ class Connection:
             secrets.token_hex(16),
             paused=scope in self.paused,
         )
+        if scope is not None:
+            launch = replace(launch, scratch=self.scratches.lock(scope))
         token = spec.request_id or secrets.token_hex(16)
         body = {
             "token": token,
@@ -177,6 +186,7 @@ class Connection:
             "bytes": self.settings.window_bytes,
             "release": capture is not None,
             "kill_on_drop": spec.kill_on_drop,
+            "fds": len(launch.pass_fds),
         }
         adopted: list[Record] = []
 
@@ -185,7 +195,12 @@ class Connection:
 
         # At once: the end of a short child may come right behind the answer.
         document = _document(launch)
-        asked = self.link.ask(Kind.SPAWN, body=body, payload=document, first=adopt)
+        request = self.link.number()
+        if launch.pass_fds:
+            await self._pass_fds(request, launch.pass_fds)
+        asked = self.link.ask(
+            Kind.SPAWN, body=body, payload=document, request=request, first=adopt
+        )
         try:
             await asked
         except asyncio.CancelledError:
@@ -195,6 +210,18 @@ class Connection:
                 self.link.post(Kind.DROP, body={"sessions": [], "tokens": [token]})
             raise
         return adopted[0]
+
+    async def _pass_fds(self, request: int, fds: tuple[int, ...]) -> None:
+        for fd in fds:
+            try:
+                os.fstat(fd)
+            except OSError as closed:
+                why = f"{fd} is not an open descriptor"
+                raise errors.InvalidRequest("pass_fds", why) from closed
+        try:
+            await self.link.pass_fds(request, fds)
+        except OSError as error:  # too many on their way
+            raise errors.SpawnFailed(error.errno or 0, "pipe") from error
 
     def _check_options(self, spec: Spec) -> None:
         if not spec.kill_on_drop and not self.shared:
@@ -329,12 +356,20 @@ class Connection:
 
 
 _NOT_YET: Final[dict[str, Any]] = {
-    "pass_fds": (),
     "detach_ttl": None,
     "on_full": "refuse",
     "queue": None,
 }
 """Options whose other values come with a later version."""
+
+
+def _scratch_root(settings: Settings, endpoint: str | None) -> bytes:
+    root = settings.scratch_root
+    if root is not None:
+        return os.fsencode(root if isinstance(root, str | bytes) else root.__fspath__())
+    if endpoint is not None:
+        return os.path.join(os.path.dirname(auth.endpoint_path(endpoint)), DIRECTORY)
+    return os.path.join(auth.runtime_root(os.environ, os.geteuid()), DIRECTORY)
 
 
 def _document(launch: Launch) -> bytes:

@@ -57,6 +57,7 @@ class Launch:
         scope: Name of the scope.
         paused: Whether the clock of the scope is stopped as this is sent.
         observe: Absolute directories below which changes are recorded.
+        scratch: Lock file to hold while the tree lives, or None.
 
     Raises:
         InvalidRequest: A field is not valid; named after the field.
@@ -93,6 +94,7 @@ class Launch:
     scope: str
     paused: bool
     observe: tuple[bytes, ...]
+    scratch: bytes | None = None
 
     _CHECKS: ClassVar[Mapping[str, Check]] = {
         "argv": checks.command,
@@ -126,6 +128,7 @@ class Launch:
         "scope": checks.text,
         "paused": checks.flag,
         "observe": checks.each(checks.plain_bytes),
+        "scratch": checks.optional(checks.plain_bytes),
     }
 
     def to_wire(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from actors.awaited import Awaited
 from actors.budget import NOTHING, Budget, Over
 from actors.buffer import Log
 from actors.events import ExitStatus, Stats, Survivor, Usage
+from actors.holds import Hold
 from actors.inbox import Inbox
 from actors.launch import Launch
 from actors.outlet import Ask, End, Outlet, Progress
@@ -100,21 +101,26 @@ class Session:
 
     # -- start ------------------------------------------------------------------
 
-    def start(self, clock: Callable[[], float]) -> None:
-        """Start the child.
+    def start(self, clock: Callable[[], float], fds: tuple[int, ...]) -> None:
+        """Start the child, which gets the descriptors under the numbers it is to have.
 
         Raises:
             SpawnFailed: nothing is left of the attempt.
+            InvalidRequest: there are more or fewer than it is to have.
         """
+        if len(fds) != len(self.launch.pass_fds):
+            why = f"{len(fds)} came of {len(self.launch.pass_fds)}"
+            raise errors.InvalidRequest("pass_fds", why)
         self._ooms = oom_kills(self.home)
         self.started = clock()
         if self.launch.observe:
             self._before = observe.Sight(self.launch.observe)
-        size = self.launch.tty
-        if size is None:
-            self.process = process.start(self.launch)
-        else:
-            self.process = terminal.start(self.launch, size)
+        self.hold = Hold(self.launch.scratch)
+        try:
+            self.process = _started(self.launch, fds)
+        except BaseException:
+            self.hold.close()
+            raise
         self.execed = self._now = self.last_used = clock()
         self.budget = Budget(self.launch.limits, self.execed)
         self.progress.streams = set(self.process.outputs)
@@ -475,6 +481,7 @@ class Session:
         self.awaited.refuse(errors.SessionNotFound())
         self._close_stdin()
         self.process.close()
+        self.hold.close()
 
     # -- commands ---------------------------------------------------------------
 
@@ -692,6 +699,12 @@ class Session:
     def pump(self) -> None:
         """Go on with bulk output: the leg has room again."""
         self.outlet.pump()
+
+
+def _started(launch: Launch, fds: tuple[int, ...]) -> process.Process:
+    if launch.tty is None:
+        return process.start(launch, fds)
+    return terminal.start(launch, launch.tty, fds)
 
 
 def _terms(launch: Launch) -> lifecycle.Terms:

@@ -143,7 +143,7 @@ class Ears:
 
 def run_session(session: Session) -> None:
     """Be the worker of a session until its child is reaped."""
-    session.start(time.monotonic)
+    session.start(time.monotonic, ())
     pid = session.process.pid
     while not session.progress.closed:
         poller = select.poll()
