@@ -1,0 +1,174 @@
+"""Who a session belongs to, what it is called, and what groups it."""
+
+import asyncio
+
+import pytest
+
+import actors
+from tests.helpers import NOT_BLOCKED, alive, gone, tag, tagged
+from tests.live.children import REST, Opened, arrived, program
+
+pytestmark = pytest.mark.live
+
+
+async def test_s1_ids_count_up_from_a_thousand_and_are_never_used_again(
+    opened: Opened,
+) -> None:
+    async with opened() as engine:
+        seen = []
+        for _ in range(5):
+            async with await engine.spawn(["true"]) as child:
+                seen.append(child.id)
+        assert seen[0] >= 1000
+        assert seen == sorted(set(seen))
+
+
+async def test_s1_sessions_of_another_engine_are_absent(opened: Opened) -> None:
+    async with opened() as engine, opened() as other:
+        child = await engine.spawn(program(REST, tag()))
+        assert await other.children() == []
+        [refused] = await other.kill([child.id])
+        assert isinstance(refused, actors.SessionNotFound)
+        with pytest.raises(actors.InvalidRequest):
+            await engine.kill([0])
+        with pytest.raises(actors.InvalidRequest):
+            await engine.kill([-4])
+        assert child.returncode is None
+        await child.aclose()
+
+
+async def test_s2_an_interrupted_first_wait_leaves_the_child_alone(
+    opened: Opened,
+) -> None:
+    async with opened() as engine:
+        child = await engine.spawn(program(REST, tag()))
+        for ask in (child.wait, child.poll):
+            waiting = asyncio.ensure_future(ask())
+            await arrived(child)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        assert alive(child.pid)
+        assert (await child.poll(wait=0)).alive
+        await child.aclose()
+
+
+async def test_s3_children_lists_live_sessions_and_snapshots_consume_nothing(
+    opened: Opened,
+) -> None:
+    async with opened() as engine, engine.scope("some") as scope:
+        started = [
+            await scope.spawn(program(REST, tag()), metadata={"n": str(n)})
+            for n in range(3)
+        ]
+        alone = await engine.spawn(["true"], authority="any")
+        await alone.wait()
+        for child in started:
+            assert (await child.poll(mode="output", max_bytes=1)).stdout == b"r"
+        found = await scope.children()
+        assert [snapshot.id for snapshot in found] == [child.id for child in started]
+        assert [snapshot.metadata["n"] for snapshot in found] == ["0", "1", "2"]
+        for snapshot in found:
+            assert (snapshot.state, snapshot.scope) == ("running", "some")
+            assert snapshot.tail == b"ready\n"
+            assert snapshot.status is None
+        ended = await alone.snapshot()
+        assert ended.status is not None
+        assert (ended.status.code, ended.authority) == (0, "any")
+        assert (await started[0].poll(mode="output")).stdout == b"eady\n"
+        await alone.aclose()
+        with pytest.raises(actors.SessionNotFound):
+            await alone.snapshot()
+
+
+async def test_s7_a_scope_ends_all_its_children_and_says_how_many(
+    opened: Opened,
+) -> None:
+    word = tag()
+    async with opened() as engine:
+        scope = engine.scope("one")
+        for _ in range(4):
+            await scope.spawn(program(REST, word))
+        with pytest.raises(actors.InvalidRequest):
+            engine.scope("one")
+        assert await scope.aclose() == 4
+        assert not tagged(word)
+        assert await scope.aclose() == 0
+        with pytest.raises(actors.SessionNotFound):
+            await scope.spawn(["true"])
+        async with engine.scope("one"):
+            pass
+
+
+async def test_s7_a_scope_closes_when_what_it_is_bound_to_fires(opened: Opened) -> None:
+    word = tag()
+    async with opened() as engine:
+        for as_task in (False, True):
+            event = asyncio.Event()
+            task = asyncio.create_task(event.wait())
+            scope = engine.scope(cancel=task if as_task else event)
+            child = await scope.spawn(program(REST, word))
+            event.set()
+            async with asyncio.timeout(NOT_BLOCKED):
+                assert (await child.wait()).cause == "owner-drop"
+            await asyncio.to_thread(gone, word)
+            await scope.aclose()
+
+
+async def test_s7_a_scope_ends_what_it_runs_too(opened: Opened) -> None:
+    word = tag()
+    async with opened() as engine:
+        for kill_first in (False, True):
+            async with engine.scope() as scope:
+                running = asyncio.create_task(scope.run(program(REST, word)))
+                async with asyncio.timeout(NOT_BLOCKED):
+                    while not await scope.children():
+                        await asyncio.sleep(0)
+                if kill_first:
+                    (receipt,) = await scope.kill()
+                    assert isinstance(receipt, actors.KillReceipt)
+                    assert (await running).status.cause == "killed"
+            assert not tagged(word)
+            if not kill_first:
+                with pytest.raises(actors.SessionNotFound):
+                    await running
+        async with asyncio.timeout(NOT_BLOCKED):
+            while (await engine.info()).counts["live"]:
+                pass
+
+
+async def test_s7_a_scope_that_closes_before_a_run_has_begun_starts_nothing(
+    opened: Opened,
+) -> None:
+    word = tag()
+    async with opened() as engine:
+        scope = engine.scope()
+        running = asyncio.create_task(scope.run(program(REST, word)))
+        await asyncio.sleep(0)  # the spawn is on its way, its answer is not
+        assert await scope.aclose() == 0
+        with pytest.raises(actors.SessionNotFound):
+            await running
+        await asyncio.to_thread(gone, word)
+
+
+async def test_s7_a_scope_knows_no_children_that_were_closed(opened: Opened) -> None:
+    async with opened() as engine, engine.scope() as scope:
+        for _ in range(3):
+            async with await scope.spawn(["true"]) as child:
+                await child.wait()
+        assert await scope.kill() == []
+        assert await scope.aclose() == 0
+
+
+async def test_s7_an_exception_ends_the_scope_and_passes(opened: Opened) -> None:
+    word = tag()
+    async with opened() as engine:
+
+        async def fail() -> None:
+            async with engine.scope() as scope:
+                await scope.spawn(program(REST, word))
+                raise KeyError("mine")
+
+        with pytest.raises(KeyError):
+            await fail()
+        assert not tagged(word)
