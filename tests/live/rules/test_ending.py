@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +126,52 @@ async def test_s37_nothing_blocks_a_kill(opened: Opened) -> None:
         await child.aclose()
 
 
+async def test_s37_nothing_blocks_what_steers_a_child(opened: Opened) -> None:
+    """Not a full stdin, a flood, a stalled reader, nor a capture that runs."""
+    floods = """
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(5))
+while True:
+    write(b"f" * 65536)
+"""
+    async with opened() as engine, engine.scope() as scope:
+        child = await scope.spawn(
+            program(floods, tag()), stdin="pipe", retention=OutputPolicy.block(KIB)
+        )
+        stalled = child.events(window=KIB)
+        writing = asyncio.ensure_future(child.write(b"x" * 4 * MIB))
+        await anext(stalled)
+        async with asyncio.timeout(NOT_BLOCKED):
+            assert (await child.snapshot()).state == "running"
+            assert not writing.done()
+            capturing = asyncio.ensure_future(child.output(limit=10))
+            assert (await writing).accepted < 4 * MIB  # a capture closes stdin first
+            await child.close_stdin()
+            assert await child.signal(signal.SIGUSR1)
+            assert (await child.wait()).code == 5
+            assert await scope.aclose() == 1
+        with pytest.raises(actors.SessionNotFound):
+            await capturing
+        await stalled.aclose()
+
+
+async def test_s38_what_a_killed_child_wrote_is_still_drained(
+    opened: Opened, tmp_path: Path
+) -> None:
+    written = tmp_path / "written"
+    writes = f"write(b'x' * 50000); open({str(written)!r}, 'w'); rest()"
+    async with opened() as engine:
+        child = await engine.spawn(
+            program(writes, tag()), retention=OutputPolicy.block(KIB)
+        )
+        first = await child.poll(mode="output", max_bytes=1, wait=NOT_BLOCKED)
+        await asyncio.to_thread(eventually, written.exists)
+        assert (await child.kill()).survivors == ()
+        rest, last = await drained(child)
+        assert first.stdout + rest == b"x" * 50000
+        assert last.exit_code == -9
+        await child.aclose()
+
+
 async def test_s39_a_status_says_how_and_when_a_child_ended(opened: Opened) -> None:
     burns = "\nwhile time.process_time() < 0.1: pass\nrest() if sys.argv[2:] else 0"
     async with opened() as engine:
@@ -183,6 +230,22 @@ async def test_s39_the_return_code_turns_without_a_call(opened: Opened) -> None:
             while child.returncode is None:
                 await asyncio.sleep(0.01)
         assert (child.returncode, child.ended) == (5, True)
+        await child.aclose()
+
+
+async def test_s39_only_a_death_by_an_asked_interrupt_is_one(opened: Opened) -> None:
+    handles = "signal.signal(2, lambda *_: os._exit(4)); write(b'up'); rest()"
+    async with opened() as engine:
+        child = await engine.spawn(program(handles, tag()))
+        await until(child, b"up")
+        await child.interrupt()
+        status = await child.wait(NOT_BLOCKED)
+        assert (status.code, status.cause) == (4, "exited")
+        await child.aclose()
+        child = await engine.spawn(["sleep", "100"])
+        await child.signal(signal.SIGINT)
+        status = await child.wait(NOT_BLOCKED)
+        assert (status.signal, status.cause) == (signal.SIGINT, "exited")
         await child.aclose()
 
 

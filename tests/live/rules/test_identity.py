@@ -37,6 +37,22 @@ async def test_s1_sessions_of_another_engine_are_absent(opened: Opened) -> None:
         await child.aclose()
 
 
+async def test_s1_an_id_is_taken_back_when_the_start_fails(opened: Opened) -> None:
+    async with opened() as engine:
+        first = await engine.spawn(program(REST, tag()))
+        with pytest.raises(actors.SpawnFailed):
+            await engine.spawn(["/nowhere/program"])
+        with pytest.raises(actors.InvalidRequest):
+            await engine.spawn([])
+        second = await engine.spawn(program(REST, tag()))
+        assert [s.id for s in await engine.children()] == [first.id, second.id]
+        for answer in await engine.kill(range(first.id + 1, second.id)):
+            assert isinstance(answer, actors.SessionNotFound)
+        assert (await engine.info()).counts["sessions"] == 2
+        await first.aclose()
+        await second.aclose()
+
+
 async def test_s2_an_interrupted_first_wait_leaves_the_child_alone(
     opened: Opened,
 ) -> None:
@@ -79,6 +95,25 @@ async def test_s3_children_lists_live_sessions_and_snapshots_consume_nothing(
         await alone.aclose()
         with pytest.raises(actors.SessionNotFound):
             await alone.snapshot()
+
+
+async def test_s4_what_ended_is_read_until_it_is_closed_and_its_status_for_ever(
+    opened: Opened,
+) -> None:
+    async with opened() as engine:
+        child = await engine.spawn(["echo", "last"])
+        status = await child.wait()
+        assert (await child.poll()).stdout == b"last\n"
+        assert (await child.snapshot()).tail == b"last\n"
+        assert (await child.output()).stdout == b"last\n"
+        await child.aclose()
+        assert await child.wait() == status
+        assert child.returncode == 0
+        for call in (child.snapshot, child.poll, child.output):
+            with pytest.raises(actors.SessionNotFound):
+                await call()
+        [answer] = await engine.kill([child.id])
+        assert isinstance(answer, actors.SessionNotFound)
 
 
 async def test_s7_a_scope_ends_all_its_children_and_says_how_many(
@@ -172,3 +207,27 @@ async def test_s7_an_exception_ends_the_scope_and_passes(opened: Opened) -> None
         with pytest.raises(KeyError):
             await fail()
         assert not tagged(word)
+
+
+async def test_s9_notes_come_back_copied_with_everything(opened: Opened) -> None:
+    notes = {"who": "mine", "ünï": "cödé"}
+    whole = dict(notes)
+    async with opened() as engine, engine.scope() as scope:
+        child = await scope.spawn(
+            program(REST, tag()), metadata=notes, authority="may write"
+        )
+        notes["who"] = "changed later"
+        for _ in range(2):
+            found = await child.snapshot()
+            assert (found.metadata, found.authority) == (whole, "may write")
+            dict(found.metadata).clear()
+        [listed] = await scope.children()
+        assert (listed.metadata, listed.authority) == (whole, "may write")
+        await child.kill()
+        assert (await child.output()).metadata == whole
+        assert (await engine.run(["true"], metadata=whole)).metadata == whole
+        assert (await engine.run(["true"])).metadata == {}
+        for wrong in ({"a": 1}, {1: "a"}, ["a"]):
+            with pytest.raises(actors.InvalidRequest) as refused:
+                await engine.spawn(["true"], metadata=wrong)
+            assert refused.value.field == "metadata"

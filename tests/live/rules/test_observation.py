@@ -1,14 +1,121 @@
 """Watching, cancelling, and the two faces."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
 import actors
-from tests.helpers import NOT_BLOCKED, alive, gone, tag
-from tests.live.children import REST, STEP_BY_STEP, Opened, arrived, program, until
+from tests.helpers import NOT_BLOCKED, alive, eventually, gone, tag, tagged
+from tests.live.children import (
+    CLIENT,
+    COUNTS_INPUT,
+    MIB,
+    REST,
+    ROOT,
+    STEP_BY_STEP,
+    Opened,
+    arrived,
+    drained,
+    program,
+    until,
+)
 
 pytestmark = pytest.mark.live
+
+
+def elsewhere(call: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    asyncio.run(call())
+
+
+async def test_s55_an_engine_belongs_to_the_loop_that_entered_it() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(program(REST, tag()))
+        for call in (child.poll, child.wait, engine.children):
+            with pytest.raises(actors.RuntimeContext):
+                await asyncio.to_thread(elsewhere, call)
+        assert (await child.poll(mode="output")).stdout == b"ready\n"
+        await child.aclose()
+        with pytest.raises(actors.RuntimeContext):
+            await engine.__aenter__()
+    with pytest.raises(actors.RuntimeContext):
+        await actors.Engine().children()
+
+
+def test_s55_a_program_may_come_from_stdin() -> None:
+    script = (
+        CLIENT
+        + """
+async def main():
+    async with actors.Engine() as engine:
+        print((await engine.run(["echo", "works"])).text)
+asyncio.run(main())
+"""
+    )
+    done = subprocess.run(
+        [sys.executable],
+        input=script.encode(),
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": ROOT},
+        check=True,
+    )
+    assert done.stdout == b"works\n\n"
+
+
+async def test_s56_a_cancelled_start_or_run_leaves_no_child(opened: Opened) -> None:
+    word = tag()
+    async with opened() as engine:
+        for start in (engine.spawn, engine.run):
+            starting = asyncio.ensure_future(start(program(REST, word)))
+            if start == engine.run:
+                await asyncio.to_thread(eventually, lambda: tagged(word))
+            else:
+                await asyncio.sleep(0)
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+            await asyncio.to_thread(gone, word)
+        assert await engine.children() == []
+
+
+async def test_s56_a_cancelled_write_is_repeated_by_its_offset(opened: Opened) -> None:
+    reads_late = "signal.sigwait({10}); " + COUNTS_INPUT.strip().replace("\n", "\n")
+    data = b"x" * (MIB // 2)
+    async with opened() as engine:
+        child = await engine.spawn(
+            program(
+                "signal.pthread_sigmask(0, {10}); write(b'up')\n" + reads_late, tag()
+            ),
+            stdin="pipe",
+        )
+        await until(child, b"up")
+        writing = asyncio.ensure_future(child.write(data, at=0))
+        await arrived(child)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        await child.signal(signal.SIGUSR1)
+        assert (await child.write(data, at=0)).accepted == len(data)
+        await child.close_stdin()
+        assert (await drained(child))[0] == b"total %d" % len(data)
+        await child.aclose()
+
+
+async def test_s56_a_cancelled_close_goes_on(opened: Opened) -> None:
+    word = tag()
+    async with opened() as engine:
+        child = await engine.spawn(program(REST, word))
+        await until(child, b"ready\n")
+        closing = asyncio.ensure_future(child.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await asyncio.to_thread(gone, word)
 
 
 async def test_s56_cancelled_observers_consume_nothing(opened: Opened) -> None:

@@ -19,6 +19,7 @@ from tests.live.children import (
     MIB,
     NUMBERS,
     REPEATS_INPUT,
+    REST,
     STEP_BY_STEP,
     Opened,
     arrived,
@@ -29,6 +30,7 @@ from tests.live.children import (
     kinds,
     numbers,
     program,
+    until,
 )
 
 pytestmark = pytest.mark.live
@@ -103,6 +105,44 @@ async def test_s19_nothing_goes_missing_unsaid(opened: Opened, kind: Any) -> Non
         seen = await child.poll()
         assert seen.dropped_bytes + len(seen.stdout) == MIB
         assert (await child.snapshot()).dropped == MIB - size
+        await child.aclose()
+
+
+async def test_s20_a_poll_and_a_reader_hold_the_child_back(opened: Opened) -> None:
+    whole = burst(MIB)
+
+    async def polled(child: actors.Child, _: actors.Reader) -> bytes:
+        return (await child.poll(mode="output", max_bytes=1)).stdout
+
+    async def read(_: actors.Child, reader: actors.Reader) -> bytes:
+        return (await reader.read(1)).data
+
+    async with opened() as engine:
+        for take in (polled, read):
+            child = await engine.spawn(
+                program(BURST, tag(), str(MIB)), retention=OutputPolicy.block(64 * KIB)
+            )
+            reader = child.reader()
+            assert await take(child, reader) == whole[:1]
+            fast = asyncio.ensure_future(collected(child.events()))
+            with pytest.raises(actors.TimedOut):
+                await child.wait(0.15)
+            assert not fast.done()
+            if take is polled:
+                assert (await drained(child))[0] == whole[1:]
+            await reader.aclose()
+            assert data_of(await fast) == whole
+            await child.aclose()
+
+
+async def test_s20_two_mebibytes_are_kept_unless_told(opened: Opened) -> None:
+    assert OutputPolicy.tail().size == 2 * MIB
+    assert OutputPolicy.head_tail().size == MIB
+    async with opened() as engine:
+        child = await engine.spawn(program(BURST, tag(), str(3 * MIB)))
+        await child.wait()
+        assert (await child.snapshot()).dropped == MIB
+        assert (await drained(child))[0] == burst(3 * MIB)[MIB:]
         await child.aclose()
 
 
@@ -190,6 +230,49 @@ async def test_s21_events_come_in_order_and_closed_is_last(opened: Opened) -> No
         await child.aclose()
 
 
+async def test_s21_the_end_is_told_before_streams_that_stay_open(
+    opened: Opened,
+) -> None:
+    async with opened() as engine:
+        child = await engine.spawn(program(HELPER_HOLDS_PIPES, tag()), leftover="keep")
+        told = kinds(await collected(child.events()))
+        assert told == [
+            "Chunk",
+            "Exited",
+            "StreamAbandoned",
+            "StreamAbandoned",
+            "Closed",
+        ]
+        await child.aclose()
+
+
+async def test_s21_a_window_of_nothing_or_of_too_much_is_refused(
+    opened: Opened,
+) -> None:
+    async with opened() as engine:
+        child = await engine.spawn(["true"])
+        for window in (0, -1, 1 << 64):
+            with pytest.raises(actors.InvalidRequest) as refused:
+                child.events(window=window)
+            assert refused.value.field == "window"
+        await child.aclose()
+    for name in ("window_chunks", "window_bytes"):
+        for value in (0, 1 << 64):
+            wrong: Any = {name: value}
+            with pytest.raises(actors.InvalidRequest) as refused:
+                actors.Settings(**wrong)
+            assert refused.value.field == f"settings.{name}"
+
+
+async def test_s21_a_narrow_window_passes_everything(opened: Opened) -> None:
+    whole = numbers(5000)
+    settings = actors.Settings(window_chunks=1, chunk=512, window_bytes=512)
+    async with opened(settings=settings) as engine:
+        child = await engine.spawn(program(NUMBERS, tag(), "5000"))
+        assert data_of(await collected(child.events())) == whole
+        await child.aclose()
+
+
 async def test_s21_a_slow_reader_stalls_nobody_else(opened: Opened) -> None:
     async with opened() as engine:
         flood = await engine.spawn(program(FLOOD, tag()))
@@ -267,6 +350,27 @@ async def test_s23_without_a_grace_the_end_of_the_pipes_is_awaited(
         await child.aclose()
 
 
+async def test_s23_time_with_a_slow_reader_is_no_time_of_grace(opened: Opened) -> None:
+    """Neither is what was in the pipe lost, nor is the stream left meanwhile."""
+    fills = "forked(rest); write(b'x' * 60000); os._exit(3)"
+    async with opened() as engine:
+        child = await engine.spawn(
+            program(fills, tag()),
+            retention=OutputPolicy.block(4 * KIB),
+            post_exit_grace=0.1,
+            leftover="keep",
+        )
+        assert (await child.wait(NOT_BLOCKED)).code == 3
+        stream = child.events(window=KIB)
+        first = await anext(stream)
+        assert isinstance(first, actors.Chunk)
+        await engine.run(["sleep", "0.4"])  # four times the grace
+        told = [first, *await collected(stream)]
+        assert data_of(told) == b"x" * 60000
+        assert kinds(told)[-3:] == ["StreamAbandoned", "StreamAbandoned", "Closed"]
+        await child.aclose()
+
+
 async def test_s24_everything_written_before_the_end_is_there(opened: Opened) -> None:
     async with opened() as engine:
         child = await engine.spawn(
@@ -322,6 +426,21 @@ async def test_s25_a_capture_runs_beside_everything_else(
         assert done.stdout == burst(2 * MIB)
         assert done.status == status
         assert kinds(events)[-1] == "Closed"
+        await child.aclose()
+
+
+async def test_s25_a_kill_ends_a_capture_with_what_there_was(opened: Opened) -> None:
+    async with opened() as engine:
+        child = await engine.spawn(program(REST, tag()), stdin="pipe")
+        capturing = asyncio.ensure_future(child.output())
+        await until(child, b"ready\n")
+        await child.kill()
+        done = await capturing
+        assert (done.stdout, done.returncode, done.status.cause) == (
+            b"ready\n",
+            -9,
+            "killed",
+        )
         await child.aclose()
 
 

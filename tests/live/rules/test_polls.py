@@ -54,6 +54,22 @@ async def test_s27_completion_waits_for_the_end_or_the_deadline(opened: Opened) 
         await child.aclose()
 
 
+async def test_s28_a_wait_has_an_upper_bound(opened: Opened) -> None:
+    standard = actors.Settings()
+    assert (standard.poll_wait_max, standard.poll_empty_wait_max) == (30, 300)
+    settings = actors.Settings(poll_wait_max=0.1, poll_empty_wait_max=0.3)
+    async with opened(settings=settings) as engine:
+        child = await engine.spawn(program("rest()", tag()), stdin="pipe")
+        first = await child.poll(wait=1000)
+        empty = await child.poll(wait=1000)
+        given = await child.poll("in", wait=1000)
+        for seen, least in ((first, 0.1), (empty, 0.3), (given, 0.1)):
+            assert least <= seen.wall_time < NOT_BLOCKED
+            assert (seen.stdout, seen.alive) == (b"", True)
+        assert given.wall_time < empty.wall_time
+        await child.aclose()
+
+
 async def test_s29_a_yield_ends_a_poll_early_and_leaves_the_child_alone(
     opened: Opened,
 ) -> None:
@@ -98,4 +114,38 @@ async def test_s30_the_deadline_holds_under_a_flood(opened: Opened) -> None:
             assert 0.25 < time.monotonic() - started < 2
             assert seen.stdout
             assert seen.alive
+        await child.aclose()
+
+
+async def test_s30_a_poll_is_done_once_all_is_read(opened: Opened) -> None:
+    async with opened() as engine:
+        child = await engine.spawn(["printf", "abcde"])
+        await child.wait()
+        told = []
+        for _ in range(3):
+            seen = await child.poll(max_bytes=2)
+            told.append((seen.stdout, seen.more, seen.done))
+        assert told == [
+            (b"ab", True, False),
+            (b"cd", True, False),
+            (b"e", False, True),
+        ]
+        await child.aclose()
+
+
+async def test_s32_an_end_between_two_polls_is_told_by_the_second(
+    opened: Opened,
+) -> None:
+    async with opened() as engine:
+        child = await engine.spawn(
+            program(REPEATS_INPUT + "os._exit(7)", tag()), stdin="pipe"
+        )
+        assert (await child.poll(b"first", wait=NOT_BLOCKED)).stdout == b"first"
+        await child.write(b"last")
+        await child.close_stdin()
+        status = await child.wait()
+        seen = await child.poll(mode="completion")
+        assert (seen.stdout, seen.exit_code, seen.done) == (b"last", 7, True)
+        again = await child.poll()
+        assert (again.stdout, again.status, again.done) == (b"", status, True)
         await child.aclose()

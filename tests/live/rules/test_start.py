@@ -4,13 +4,14 @@ import ast
 import asyncio
 import os
 import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import actors
-from tests.helpers import gone, tag, tagged
-from tests.live.children import DESCRIBES_ITSELF, REST, Opened, program
+from tests.helpers import NOT_BLOCKED, gone, parent, tag, tagged
+from tests.live.children import DESCRIBES_ITSELF, REST, Opened, drained, program
 
 pytestmark = pytest.mark.live
 
@@ -61,6 +62,25 @@ async def test_s10_arguments_of_calls_are_refused_by_their_names(
             assert refused.value.field == field
         assert (await child.poll("x", wait=float("inf"))).stdout == b"x"
         await child.aclose()
+
+
+async def test_s12_a_program_may_read_instead_of_a_person(opened: Opened) -> None:
+    async with opened() as engine:
+        done = await engine.run(
+            ["/usr/bin/env"], env={}, extra_env=actors.AGENT_ENV, marker=False
+        )
+        assert set(done.text.splitlines()) == {
+            "NO_COLOR=1",
+            "TERM=dumb",
+            "LANG=C.UTF-8",
+            "LC_CTYPE=C.UTF-8",
+            "LC_ALL=C.UTF-8",
+            "COLORTERM=",
+            "PAGER=cat",
+            "GIT_PAGER=cat",
+            "GH_PAGER=cat",
+            "CRECHE_AGENT=1",
+        }
 
 
 async def test_s13_standard_streams_are_what_was_asked(opened: Opened) -> None:
@@ -115,6 +135,29 @@ async def test_s14_a_child_leads_a_session_with_three_descriptors(
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+async def test_s14_the_engine_keeps_its_own_preferences_to_itself(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes itself harder to kill, and its processes are out of reach."""
+    monkeypatch.delenv("CRECHE_LOG")  # else their stderr is that file
+    mine = Path("/proc/self/oom_score_adj")
+    before = mine.read_text()
+    look = ["cat", "/proc/self/oom_score_adj"]
+    async with opened() as engine:
+        assert (await engine.run(look)).text == before
+        limits = actors.Limits(oom_score_adj=int(before) + 7)
+        assert (await engine.run(look, limits=limits)).text == f"{int(before) + 7}\n"
+        child = await engine.spawn(program(REST, tag()))
+        worker = parent(child.pid)
+        for pid in (worker, parent(worker), parent(parent(worker))):
+            assert os.getsid(pid) not in (os.getsid(0), child.pid)
+            assert {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)} == {
+                "/dev/null"
+            }
+        await child.aclose()
+    assert mine.read_text() == before
+
+
 async def test_s16_a_retried_start_gives_the_same_child(opened: Opened) -> None:
     word = tag()
     async with opened() as engine, engine.scope() as scope:
@@ -143,6 +186,52 @@ async def test_s16_a_retry_of_a_cancelled_start_never_starts_anything(
             await engine.spawn(command, request_id="once")
         assert refused.value.field == "request_id"
         await asyncio.to_thread(gone, word)
+
+
+async def test_s17_limits_hold_for_the_child_alone(opened: Opened) -> None:
+    names = {
+        "nofile": resource.RLIMIT_NOFILE,
+        "core": resource.RLIMIT_CORE,
+        "address_space": resource.RLIMIT_AS,
+        "cpu": resource.RLIMIT_CPU,
+        "file_size": resource.RLIMIT_FSIZE,
+        "processes": resource.RLIMIT_NPROC,
+    }
+    asked = {name: 100 + number for number, name in enumerate(names)}
+    asked["address_space"] = 1 << 30
+    tells = f"""
+import resource
+write(repr([resource.getrlimit(n) for n in {list(names.values())}]).encode())
+"""
+    before = [resource.getrlimit(number) for number in names.values()]
+    async with opened() as engine:
+        limits = actors.Limits(**asked, nice=7)
+        told = await engine.run(program(tells, tag()), limits=limits)
+        assert ast.literal_eval(told.text) == [(n, n) for n in asked.values()]
+        told = await engine.run(program(tells, tag()))
+        assert ast.literal_eval(told.text) == before
+        assert (await engine.run(["nice"], limits=actors.Limits(nice=7))).text == "7\n"
+        with pytest.raises(actors.InvalidRequest) as refused:
+            actors.Limits(nice=20)
+        assert refused.value.field == "limits.nice"
+    assert [resource.getrlimit(number) for number in names.values()] == before
+
+
+async def test_s17_what_outlasts_its_time_is_asked_and_then_killed(
+    opened: Opened,
+) -> None:
+    stubborn = "signal.signal(15, lambda *_: write(b'asked')); write(b'up')\nrest()"
+    async with opened(settings=actors.Settings(terminate_grace=0.15)) as engine:
+
+        async def outlast(**limit: Any) -> None:
+            child = await engine.spawn(program(stubborn, tag()), **limit)
+            assert (await drained(child))[0] == b"upasked"
+            status = await child.wait(NOT_BLOCKED)
+            assert (status.cause, status.signal) == ("timeout", 9)
+            assert status.wall_time >= 0.55
+            await child.aclose()
+
+        await asyncio.gather(outlast(timeout=0.4), outlast(idle_timeout=0.4))
 
 
 async def test_s17_a_timeout_of_months_is_as_good_as_one_of_seconds(
