@@ -1,12 +1,13 @@
 """Who a session belongs to, what it is called, and what groups it."""
 
 import asyncio
+import os
 
 import pytest
 
 import actors
-from tests.helpers import NOT_BLOCKED, alive, gone, tag, tagged
-from tests.live.children import REST, Opened, arrived, program
+from tests.helpers import NOT_BLOCKED, alive, end, gone, tag, tagged
+from tests.live.children import REST, Opened, arrived, client, program
 
 pytestmark = pytest.mark.live
 
@@ -207,6 +208,53 @@ async def test_s7_an_exception_ends_the_scope_and_passes(opened: Opened) -> None
         with pytest.raises(KeyError):
             await fail()
         assert not tagged(word)
+
+
+FOREIGNERS = '''
+import ctypes
+if len(sys.argv) == 1:
+    assert ctypes.CDLL(None).prctl(24, 5, 0, 0, 0) == 0  # CAP_KILL, from the next exec
+    os.execv(sys.executable, [*sys.orig_argv, "again"])
+
+FOREIGN = """
+import os, signal
+os.setuid(12345)
+signal.alarm(50)
+os.write(1, b"up")
+signal.pause()
+"""
+
+async def main():
+    settings = actors.Settings(containment="subreaper", kill_timeout=0.2)
+    async with actors.Engine(settings=settings) as engine:
+        scope = engine.scope("mixed")
+        mine = await scope.spawn(["sleep", "100"])
+        others = [await scope.spawn([sys.executable, "-Sc", FOREIGN]) for _ in "ab"]
+        for other in others:
+            await other.poll(mode="output")
+        try:
+            await scope.aclose()
+        except ExceptionGroup as group:
+            failed = group.exceptions
+            assert len(failed) == 2
+            for error, other in zip(failed, others):
+                assert str(other.pid) in str(error)
+                assert f"session {other.id} " in error.__notes__[0]
+        assert mine.returncode == -9
+        print(*(other.pid for other in others), flush=True)
+        os._exit(0)
+asyncio.run(main())
+'''
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changes the user of a child")
+def test_s7_closing_a_scope_tells_of_each_that_resists() -> None:
+    with client(FOREIGNERS) as process:
+        output, _ = process.communicate(timeout=NOT_BLOCKED)
+    assert process.returncode == 0
+    foreign = [int(word) for word in output.split()]
+    assert len(foreign) == 2
+    end(foreign)
 
 
 async def test_s9_notes_come_back_copied_with_everything(opened: Opened) -> None:

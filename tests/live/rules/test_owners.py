@@ -13,7 +13,6 @@ from tests.live.children import (
     NUMBERS,
     REST,
     Opened,
-    client,
     collected,
     data_of,
     numbers,
@@ -86,25 +85,3 @@ async def test_s43_a_private_broker_leaves_nobody_behind(opened: Opened) -> None
                 await engine.spawn(["true"], **options)
             assert refused.value.field == field
         assert await engine.children() == []
-
-
-COPIES_ITSELF = """
-async def main():
-    async with actors.Engine() as engine:
-        child = await engine.spawn(["sleep", "100"])
-        if (copy := os.fork()) == 0:
-            try:
-                child.kill().send(None)
-            except actors.WrongProcess:
-                del child
-                os._exit(7)
-        print(os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]))
-        print((await child.snapshot()).state)
-asyncio.run(main())
-"""
-
-
-def test_s44_a_copy_of_a_client_owns_nothing() -> None:
-    with client(COPIES_ITSELF) as process:
-        output, _ = process.communicate(timeout=NOT_BLOCKED)
-    assert output == b"7\nrunning\n"

@@ -64,6 +64,73 @@ async def test_s10_arguments_of_calls_are_refused_by_their_names(
         await child.aclose()
 
 
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"argv": []}, "argv"),
+    ({"argv": [""]}, "argv"),
+    ({"argv": "true"}, "argv"),
+    ({"argv": ["true", 5]}, "argv"),
+    ({"argv": ["true\0"]}, "argv"),
+    ({"argv": ["true", "a\0b"]}, "argv"),
+    ({"argv": ["true", "\ud800"]}, "argv"),
+    ({"cwd": "/tmp\0"}, "cwd"),
+    ({"cwd": ""}, "cwd"),
+    ({"env": {"A": "\0"}}, "env"),
+    ({"env": {"A\0": ""}}, "env"),
+    ({"env": {"A=B": ""}}, "env"),
+    ({"env": {"": "x"}}, "env"),
+    ({"extra_env": {"A=B": None}}, "extra_env"),
+    ({"arg0": "a\0"}, "arg0"),
+    ({"stdin": "file"}, "stdin"),
+    ({"stdout": "file"}, "stdout"),
+    ({"stderr": "file"}, "stderr"),
+    ({"timeout": -1}, "timeout"),
+    ({"post_exit_grace": -1}, "post_exit_grace"),
+]
+
+
+async def test_s10_what_no_system_could_start_is_refused_by_name(
+    opened: Opened,
+) -> None:
+    async with opened() as engine:
+        for case, field in REFUSED:
+            options = {"argv": ["true"], **case}
+            with pytest.raises(actors.InvalidRequest) as refused:
+                await engine.spawn(options.pop("argv"), **options)
+            assert refused.value.field == field
+        assert await engine.children() == []
+        assert (await engine.run(["true"])).returncode == 0
+
+
+async def test_s12_the_environment_is_the_clients_or_what_was_asked(
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BUG_TOKEN", "secret")
+    async with opened() as engine:
+
+        async def seen(**options: Any) -> dict[str, str]:
+            done = await engine.run(["/usr/bin/env", "-0"], **options)
+            pairs = done.text.split("\0")[:-1]
+            return dict(pair.split("=", 1) for pair in pairs)
+
+        mine = await seen()
+        mark = mine.pop("CRECHE_MARK")
+        assert mine == dict(os.environ)
+        assert len(bytes.fromhex(mark)) == 16
+        assert await seen(env={"A": "1"}, marker=False) == {"A": "1"}
+        assert await seen(env={}, marker=False) == {}
+        assert set(await seen(env={})) == {"CRECHE_MARK"}
+        monkeypatch.setenv("LATER", "yes")
+        monkeypatch.delenv("BUG_TOKEN")
+        assert (await seen())["LATER"] == "yes"
+        assert "BUG_TOKEN" not in await seen()
+        over = await seen(env={"A": "1", "B": "2"}, extra_env={"A": None, "C": "3"})
+        assert {name: over[name] for name in over if len(name) == 1} == {
+            "B": "2",
+            "C": "3",
+        }
+
+
 async def test_s12_a_program_may_read_instead_of_a_person(opened: Opened) -> None:
     async with opened() as engine:
         done = await engine.run(
