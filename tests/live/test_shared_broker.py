@@ -610,7 +610,7 @@ def said(message: Message) -> str:
     return f"{message.body['code']}: {message.body['values']}"
 
 
-async def test_s46_a_command_of_an_earlier_broker_is_never_carried_out(
+async def test_a_command_of_an_earlier_broker_is_never_carried_out(
     shared: Program, endpoint: str
 ) -> None:
     async with peer(endpoint) as raw:
