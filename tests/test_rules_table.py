@@ -4,7 +4,12 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+
+import pytest
+
+from tests import mutations
 
 TESTS = Path(__file__).resolve().parent
 TABLE = (TESTS.parent / "docs" / "rules.md").read_text()
@@ -28,6 +33,7 @@ def shown() -> dict[str, list[str]]:
     }
 
 
+@cache
 def every_test() -> set[str]:
     """Return every test there is, as `module::name`."""
     return {
@@ -77,3 +83,10 @@ def test_a_rule_that_is_not_offered_has_no_test() -> None:
     absent = {rule for rule, cells in rows() if len(cells) == 1}
     assert absent & named_by_a_rule().keys() == set()
     assert shown().keys() | absent == RULES
+
+
+@pytest.mark.parametrize("mutation", mutations.MUTATIONS, ids=lambda m: m.what)
+def test_every_mutation_fits_the_code(mutation: mutations.Mutation) -> None:
+    assert mutations.mutated(mutation, TESTS.parent)
+    path, _, name = mutation.test.partition("::")
+    assert f"{Path(path).stem}::{name}" in every_test()
