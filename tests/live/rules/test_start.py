@@ -287,11 +287,13 @@ write(repr([resource.getrlimit(n) for n in {list(names.values())}]).encode())
 async def test_s17_what_outlasts_its_time_is_asked_and_then_killed(
     opened: Opened,
 ) -> None:
-    stubborn = "signal.signal(15, lambda *_: write(b'asked')); write(b'up')\nrest()"
+    stubborn = (
+        "trap 'printf asked' TERM; printf up; while :; do sleep 9 & wait $!; done"
+    )
     async with opened(settings=actors.Settings(terminate_grace=0.15)) as engine:
 
         async def outlast(**limit: Any) -> None:
-            child = await engine.spawn(program(stubborn, tag()), **limit)
+            child = await engine.spawn(stubborn, shell=True, **limit)
             assert (await drained(child))[0] == b"upasked"
             status = await child.wait(NOT_BLOCKED)
             assert (status.cause, status.signal) == ("timeout", 9)
