@@ -165,7 +165,7 @@ async def test_words_that_are_not_text_pass_unharmed(tmp_path: Path) -> None:
 
 
 @repeated(120, 2000)
-async def test_s11_failed_starts_leak_nothing(runs: int, programs: Path) -> None:
+async def test_failed_starts_leak_nothing(runs: int, programs: Path) -> None:
     bad = ["missing", "noexec.sh", "adir", "badinterp"]
 
     async def fail(engine: actors.Engine, name: str) -> None:
@@ -282,7 +282,7 @@ asyncio.run(main())
 """
 
 
-def test_s14_a_child_does_not_inherit_blocked_or_ignored_signals() -> None:
+def test_a_child_does_not_inherit_blocked_or_ignored_signals() -> None:
     with client(STARTS_DEAF, repr(program(DESCRIBES_ITSELF))) as process:
         output, _ = process.communicate(timeout=NOT_BLOCKED)
     *states, pipe, term = output.splitlines()
@@ -295,6 +295,35 @@ def test_s14_a_child_does_not_inherit_blocked_or_ignored_signals() -> None:
         assert ignored == 1 << 12 | 1 << 24
     assert pipe == b"141"
     assert term == b"15"
+
+
+async def test_the_environment_is_the_clients_or_what_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BUG_TOKEN", "secret")
+    async with actors.Engine() as engine:
+
+        async def seen(**options: Any) -> dict[str, str]:
+            done = await engine.run(["/usr/bin/env", "-0"], **options)
+            pairs = done.text.split("\0")[:-1]
+            return dict(pair.split("=", 1) for pair in pairs)
+
+        mine = await seen()
+        mark = mine.pop("CRECHE_MARK")
+        assert mine == dict(os.environ)
+        assert len(bytes.fromhex(mark)) == 16
+        assert await seen(env={"A": "1"}, marker=False) == {"A": "1"}
+        assert await seen(env={}, marker=False) == {}
+        assert set(await seen(env={})) == {"CRECHE_MARK"}
+        monkeypatch.setenv("LATER", "yes")
+        monkeypatch.delenv("BUG_TOKEN")
+        assert (await seen())["LATER"] == "yes"
+        assert "BUG_TOKEN" not in await seen()
+        over = await seen(env={"A": "1", "B": "2"}, extra_env={"A": None, "C": "3"})
+        assert {name: over[name] for name in over if len(name) == 1} == {
+            "B": "2",
+            "C": "3",
+        }
 
 
 # -- where the engine lives ----------------------------------------------------

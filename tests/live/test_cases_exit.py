@@ -308,7 +308,7 @@ async def test_a_client_that_reads_late_is_told_of_every_missing_byte() -> None:
             assert len(seen.stdout) == 65536
 
 
-async def test_s18_polls_that_are_given_up_lose_and_repeat_nothing() -> None:
+async def test_polls_that_are_given_up_lose_and_repeat_nothing() -> None:
     count = 20_000
     chance = random.Random(7)
     async with actors.Engine() as engine:

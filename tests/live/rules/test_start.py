@@ -101,36 +101,6 @@ async def test_s10_what_no_system_could_start_is_refused_by_name(
         assert (await engine.run(["true"])).returncode == 0
 
 
-async def test_s12_the_environment_is_the_clients_or_what_was_asked(
-    opened: Opened,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("BUG_TOKEN", "secret")
-    async with opened() as engine:
-
-        async def seen(**options: Any) -> dict[str, str]:
-            done = await engine.run(["/usr/bin/env", "-0"], **options)
-            pairs = done.text.split("\0")[:-1]
-            return dict(pair.split("=", 1) for pair in pairs)
-
-        mine = await seen()
-        mark = mine.pop("CRECHE_MARK")
-        assert mine == dict(os.environ)
-        assert len(bytes.fromhex(mark)) == 16
-        assert await seen(env={"A": "1"}, marker=False) == {"A": "1"}
-        assert await seen(env={}, marker=False) == {}
-        assert set(await seen(env={})) == {"CRECHE_MARK"}
-        monkeypatch.setenv("LATER", "yes")
-        monkeypatch.delenv("BUG_TOKEN")
-        assert (await seen())["LATER"] == "yes"
-        assert "BUG_TOKEN" not in await seen()
-        over = await seen(env={"A": "1", "B": "2"}, extra_env={"A": None, "C": "3"})
-        assert {name: over[name] for name in over if len(name) == 1} == {
-            "B": "2",
-            "C": "3",
-        }
-
-
 async def test_s12_a_program_may_read_instead_of_a_person(opened: Opened) -> None:
     async with opened() as engine:
         done = await engine.run(
