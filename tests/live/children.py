@@ -9,16 +9,22 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from actors import Child, Engine, PollResult
+from actors import Child, Chunk, Engine, EventStream, PollResult
 from broker import tree
 from tests.helpers import FOREVER, NOT_BLOCKED, eventually, parent, python
+
+KIB = 1024
+MIB = 1024 * KIB
+
+Opened = Callable[..., AbstractAsyncContextManager[Engine]]
+"""What the fixture `opened` is: called like `Engine`, it opens one for a block."""
 
 ROOT = str(Path(__file__).resolve().parent.parent.parent)
 
@@ -198,6 +204,25 @@ write(repr(state).encode())
 """
 
 
+REPEATS_INPUT = """
+while data := os.read(0, 65536):
+    write(data)
+"""
+
+COUNTS_INPUT = """
+total = 0
+while data := os.read(0, 65536):
+    total += len(data)
+write(b"total %d" % total)
+"""
+
+STEP_BY_STEP = """
+for line in sys.stdin.buffer:
+    fd, _, word = line.rstrip(b"\\n").partition(b" ")
+    write(word, int(fd))
+"""
+
+
 # -- what tests do with children ------------------------------------------------
 
 
@@ -225,6 +250,22 @@ async def until(child: Child, word: bytes) -> bytes:
         parts += seen.stdout
         assert parts or not seen.done, "the child ended without a word"
     return parts
+
+
+async def collected(stream: EventStream) -> list[Any]:
+    return [event async for event in stream]
+
+
+def data_of(events: list[Any], stream: str = "stdout") -> bytes:
+    return b"".join(
+        event.data
+        for event in events
+        if isinstance(event, Chunk) and event.stream == stream
+    )
+
+
+def kinds(events: list[Any]) -> list[str]:
+    return [type(event).__name__ for event in events]
 
 
 def command_line(pid: int) -> bytes:

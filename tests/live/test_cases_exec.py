@@ -79,7 +79,9 @@ async def descriptors(engine: actors.Engine) -> dict[int, int]:
 # -- bad starts ----------------------------------------------------------------
 
 
-async def test_each_bad_program_is_an_error_of_the_start_itself(programs: Path) -> None:
+async def test_s11_each_bad_program_is_an_error_of_the_start_itself(
+    programs: Path,
+) -> None:
     async with actors.Engine() as engine:
         for name, number in BAD_PROGRAMS.items():
             path = str(programs / name)
@@ -97,7 +99,7 @@ async def test_each_bad_program_is_an_error_of_the_start_itself(programs: Path) 
         assert await engine.children() == []
 
 
-async def test_a_bad_directory_is_told_from_a_bad_program(programs: Path) -> None:
+async def test_s11_a_bad_directory_is_told_from_a_bad_program(programs: Path) -> None:
     (programs / "notadir").write_text("")
     async with actors.Engine() as engine:
         for name, number in (("nodir", errno.ENOENT), ("notadir", errno.ENOTDIR)):
@@ -111,7 +113,7 @@ async def test_a_bad_directory_is_told_from_a_bad_program(programs: Path) -> Non
         assert done.returncode == 0
 
 
-async def test_a_name_is_looked_up_in_the_path_of_the_child(programs: Path) -> None:
+async def test_s12_a_name_is_looked_up_in_the_path_of_the_child(programs: Path) -> None:
     async with actors.Engine() as engine:
         with pytest.raises(actors.SpawnFailed) as failed:
             await engine.spawn(["ok.sh"])
@@ -123,51 +125,13 @@ async def test_a_name_is_looked_up_in_the_path_of_the_child(programs: Path) -> N
         assert failed.value.errno == errno.EACCES
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"argv": []}, "argv"),
-        ({"argv": [""]}, "argv"),
-        ({"argv": "true"}, "argv"),
-        ({"argv": ["true", 5]}, "argv"),
-        ({"argv": ["true\0"]}, "argv"),
-        ({"argv": ["true", "a\0b"]}, "argv"),
-        ({"argv": ["true", "\ud800"]}, "argv"),
-        ({"cwd": "/tmp\0"}, "cwd"),
-        ({"cwd": ""}, "cwd"),
-        ({"env": {"A": "\0"}}, "env"),
-        ({"env": {"A\0": ""}}, "env"),
-        ({"env": {"A=B": ""}}, "env"),
-        ({"env": {"": "x"}}, "env"),
-        ({"extra_env": {"A=B": None}}, "extra_env"),
-        ({"arg0": "a\0"}, "arg0"),
-        ({"stdin": "file"}, "stdin"),
-        ({"stdout": "file"}, "stdout"),
-        ({"stderr": "file"}, "stderr"),
-        ({"timeout": -1}, "timeout"),
-        ({"post_exit_grace": -1}, "post_exit_grace"),
-    ],
-)
-async def test_what_no_system_could_start_is_refused_by_name(
-    options: dict[str, Any], field: str
-) -> None:
-    argv = options.get("argv", ["true"])
-    rest = {name: value for name, value in options.items() if name != "argv"}
-    async with actors.Engine() as engine:
-        with pytest.raises(actors.InvalidRequest) as refused:
-            await engine.spawn(argv, **rest)
-        assert refused.value.field == field
-        assert await engine.children() == []
-        assert (await engine.run(["true"])).returncode == 0
-
-
 async def test_data_with_nul_bytes_passes_unharmed() -> None:
     data = b"\0a\0\0b\xff\0" * 1000
     async with actors.Engine() as engine:
         assert (await engine.run(["cat"], input=data)).stdout == data
 
 
-async def test_an_argument_too_long_for_the_system_is_told() -> None:
+async def test_s11_an_argument_too_long_for_the_system_is_told() -> None:
     async with actors.Engine() as engine:
         with pytest.raises(actors.SpawnFailed) as failed:
             await engine.spawn(["true", "x" * 200 * 1024])

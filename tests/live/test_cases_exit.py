@@ -127,7 +127,7 @@ async def test_closed_output_is_no_exit_and_costs_no_processor_time() -> None:
 
 
 @repeated(32, 500)
-async def test_the_last_bytes_before_an_exit_are_never_lost(runs: int) -> None:
+async def test_s24_the_last_bytes_before_an_exit_are_never_lost(runs: int) -> None:
     expected = burst(500_000)
     word = tag()
     left = iter(range(runs))

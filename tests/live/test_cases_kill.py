@@ -33,7 +33,7 @@ MIB = 1024 * 1024
 
 
 @pytest.mark.parametrize("way", ["terminate", "kill", "close", "collect", "leave"])
-async def test_descendants_in_other_sessions_end_too(way: str) -> None:
+async def test_s36_descendants_in_other_sessions_end_too(way: str) -> None:
     word = tag()
     async with actors.Engine() as engine:
         child = await engine.spawn(program(ESCAPES_GROUP, word))
@@ -87,7 +87,7 @@ async def test_helpers_of_a_command_that_ended_well_do_not_pile_up(runs: int) ->
             assert not tagged(word)
 
 
-async def test_helpers_end_soon_after_their_command_also_without_a_drop() -> None:
+async def test_s40_helpers_end_soon_after_their_command_also_without_a_drop() -> None:
     word = tag()
     async with actors.Engine() as engine:
         child = await engine.spawn(program(LEAVES_POOL, word))
@@ -96,7 +96,7 @@ async def test_helpers_end_soon_after_their_command_also_without_a_drop() -> Non
         await child.aclose()
 
 
-async def test_a_kill_ends_the_helpers_of_an_ended_command() -> None:
+async def test_s36_a_kill_ends_the_helpers_of_an_ended_command() -> None:
     word = tag()
     async with actors.Engine() as engine:
         child = await engine.spawn(program(LEAVES_POOL, word), leftover="keep")
@@ -124,7 +124,7 @@ async def test_a_forgotten_sibling_is_not_touched_by_a_kill() -> None:
 # -- polite first --------------------------------------------------------------
 
 
-async def test_a_stopped_child_is_asked_politely_and_can_answer() -> None:
+async def test_s36_a_stopped_child_is_asked_politely_and_can_answer() -> None:
     word = tag()
     async with actors.Engine() as engine:
         child = await engine.spawn(program(STOPS_ITSELF, word))
@@ -195,7 +195,7 @@ async def test_a_kill_right_after_the_start_hits_the_child_alone(runs: int) -> N
 
 
 @pytest.mark.parametrize("code", [0, 1, 137, 143, 255])
-async def test_a_code_is_told_as_a_code(code: int) -> None:
+async def test_s39_a_code_is_told_as_a_code(code: int) -> None:
     async with actors.Engine() as engine:
         child = await engine.spawn(["sh", "-c", f"exit {code}"])
         status = await child.wait(NOT_BLOCKED)
@@ -207,7 +207,7 @@ async def test_a_code_is_told_as_a_code(code: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["KILL", "TERM", "SEGV", "ABRT", "USR1"])
-async def test_a_signal_is_told_as_a_signal(name: str) -> None:
+async def test_s39_a_signal_is_told_as_a_signal(name: str) -> None:
     number = signal.Signals[f"SIG{name}"]
     async with actors.Engine() as engine:
         command = program(DIES_BY, tag(), str(int(number)))
@@ -220,7 +220,7 @@ async def test_a_signal_is_told_as_a_signal(name: str) -> None:
         await child.aclose()
 
 
-async def test_a_kill_from_outside_is_told_as_a_signal() -> None:
+async def test_s39_a_kill_from_outside_is_told_as_a_signal() -> None:
     async with actors.Engine() as engine:
         child = await engine.spawn(program(REST, tag()))
         await until(child, b"ready\n")
@@ -263,7 +263,7 @@ async def test_b19_a_kill_does_not_wait_for_a_blocked_write(way: str) -> None:
         await child.aclose()
 
 
-async def test_many_kills_at_once_are_all_answered() -> None:
+async def test_s41_many_kills_at_once_are_all_answered() -> None:
     word = tag()
     async with actors.Engine() as engine:
         child = await engine.spawn(program(ESCAPES_GROUP, word))
@@ -278,7 +278,9 @@ async def test_many_kills_at_once_are_all_answered() -> None:
         await child.aclose()
 
 
-async def test_engine_processes_are_not_in_the_session_of_a_child_or_client() -> None:
+async def test_s14_engine_processes_are_not_in_the_session_of_a_child_or_client() -> (
+    None
+):
     async with actors.Engine() as engine:
         child = await engine.spawn(program(REST, tag()))
         sessions = {

@@ -149,7 +149,7 @@ async def test_a_worker_killed_while_it_spawns_leaves_nothing(runs: int) -> None
 
 
 @repeated(40, 200)
-async def test_a_cancelled_spawn_leaves_nothing(runs: int) -> None:
+async def test_s56_a_cancelled_spawn_leaves_nothing(runs: int) -> None:
     word = tag()
     chance = random.Random(13)
 
@@ -179,17 +179,6 @@ async def test_a_cancelled_spawn_leaves_nothing(runs: int) -> None:
             await asyncio.to_thread(gone, word, 3)
             assert await engine.children() == []
         assert (await engine.run(["echo", "still here"])).stdout == b"still here\n"
-
-
-async def test_a_cancelled_run_leaves_nothing() -> None:
-    word = tag()
-    async with actors.Engine() as engine:
-        running = asyncio.ensure_future(engine.run(program(REST, word)))
-        await asyncio.to_thread(eventually, lambda: tagged(word))
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        await asyncio.to_thread(gone, word, 3)
 
 
 async def test_closing_the_engine_during_a_spawn_leaves_nothing() -> None:
@@ -243,7 +232,7 @@ async def test_a_killed_worker_takes_its_tree_along_and_is_told() -> None:
         await bystander.aclose()
 
 
-async def test_a_run_whose_worker_is_killed_raises() -> None:
+async def test_s39_a_run_whose_worker_is_killed_raises() -> None:
     word = tag()
     async with actors.Engine() as engine:
         running = asyncio.ensure_future(engine.run(program(REST, word)))
@@ -270,7 +259,7 @@ async def test_a_stopped_worker_that_is_killed_leaves_nothing() -> None:
 # -- the broker ----------------------------------------------------------------
 
 
-async def test_a_killed_broker_takes_everything_along_and_is_told() -> None:
+async def test_s39_a_killed_broker_takes_everything_along_and_is_told() -> None:
     word = tag()
     async with actors.Engine() as engine, actors.Engine() as bystander:
         children = [await three_generations(engine, word) for word in [word]]

@@ -138,7 +138,7 @@ class Counter:
 # -- the worker -----------------------------------------------------------------
 
 
-async def test_a_lost_worker_answers_every_call_and_ends_its_tree() -> None:
+async def test_s39_a_lost_worker_answers_every_call_and_ends_its_tree() -> None:
     word = tag()
     async with actors.Engine() as engine:
         child = await engine.spawn(daemons(word), stdin="pipe")
@@ -164,7 +164,7 @@ async def test_a_lost_worker_answers_every_call_and_ends_its_tree() -> None:
         assert child.returncode is None
 
 
-async def test_a_lost_worker_ends_an_event_stream_with_all_that_is_known() -> None:
+async def test_s21_a_lost_worker_ends_an_event_stream_with_all_that_is_known() -> None:
     word = tag()
     async with actors.Engine() as engine:
         child = await engine.spawn(daemons(word))
@@ -255,7 +255,7 @@ async def test_a_spawn_whose_worker_is_lost_is_refused_and_leaves_nothing() -> N
         assert not tagged(word)
 
 
-async def test_one_lost_worker_is_nobody_elses_trouble() -> None:
+async def test_s45_one_lost_worker_is_nobody_elses_trouble() -> None:
     word, counting = tag(), tag()
     async with actors.Engine() as engine:
         counter = await Counter.start(engine, counting)

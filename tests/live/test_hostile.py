@@ -194,7 +194,7 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changes the user of a child")
-def test_a_child_of_another_user_survives_and_is_never_called_gone(
+def test_s36_a_child_of_another_user_survives_and_is_never_called_gone(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "captive.py"

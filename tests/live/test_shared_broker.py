@@ -173,7 +173,7 @@ def test_a_shared_broker_that_is_killed_ends_everybodys_trees(
 # -- keys -----------------------------------------------------------------------
 
 
-async def test_a_foreign_session_looks_like_none_at_all(
+async def test_s1_a_foreign_session_looks_like_none_at_all(
     shared: Program, endpoint: str
 ) -> None:
     word = tag()
@@ -300,7 +300,7 @@ async def test_a_client_that_leaves_ends_only_what_it_started(
         await kept.aclose()
 
 
-async def test_the_operator_sees_and_ends_everything(
+async def test_s1_the_operator_sees_and_ends_everything(
     shared: Program, endpoint: str
 ) -> None:
     word = tag()
@@ -419,7 +419,7 @@ async def test_a_killed_client_leaves_nothing_although_a_copy_of_it_lives(
         end(copy.alive())
 
 
-async def test_a_child_that_is_to_stay_stays_until_somebody_ends_it(
+async def test_s43_a_child_that_is_to_stay_stays_until_somebody_ends_it(
     shared: Program, endpoint: str, tmp_path: Path
 ) -> None:
     word, proof = tag(), tmp_path / "drained"
@@ -460,7 +460,7 @@ asyncio.run(main())
 # -- a client that stands still -------------------------------------------------
 
 
-async def test_only_a_hung_client_that_asked_for_it_loses_its_sessions(
+async def test_s44_only_a_hung_client_that_asked_for_it_loses_its_sessions(
     shared: Program, endpoint: str, tmp_path: Path
 ) -> None:
     kept, lost = tag(), tag()
@@ -500,7 +500,7 @@ async def test_only_a_hung_client_that_asked_for_it_loses_its_sessions(
         assert stopped.said("state") == ["running"]
 
 
-async def test_a_busy_client_with_a_lease_keeps_its_sessions(
+async def test_s44_a_busy_client_with_a_lease_keeps_its_sessions(
     shared: Program, endpoint: str, tmp_path: Path
 ) -> None:
     word = tag()

@@ -210,7 +210,7 @@ def test_the_walk_raises_when_proc_cannot_be_read(
 # --- signals ---
 
 
-def test_a_wrong_start_time_protects_whoever_has_the_pid_now(start: Start) -> None:
+def test_s38_a_wrong_start_time_protects_whoever_has_the_pid_now(start: Start) -> None:
     child = start()
     child.line()
     identity = tree.identify(child.pid)
@@ -242,7 +242,9 @@ def test_a_process_that_ends_while_it_is_confirmed_is_gone(start: Start) -> None
     assert tree._send_confirmed(child.pid, signal.SIGKILL, reap) is False
 
 
-def test_only_living_children_of_ours_are_signalled_as_children(start: Start) -> None:
+def test_s38_only_living_children_of_ours_are_signalled_as_children(
+    start: Start,
+) -> None:
     child = start(CHAIN)
     root, middle, _ = (int(child.line()) for _ in range(3))
     assert tree.signal_child(middle, signal.SIGKILL) is False

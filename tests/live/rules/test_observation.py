@@ -1,0 +1,185 @@
+"""Watching, cancelling, and the two faces."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+import actors
+from tests.helpers import NOT_BLOCKED, alive, eventually, gone, tag, tagged
+from tests.live.children import (
+    CLIENT,
+    COUNTS_INPUT,
+    MIB,
+    REST,
+    ROOT,
+    STEP_BY_STEP,
+    Opened,
+    arrived,
+    drained,
+    program,
+    until,
+)
+
+pytestmark = pytest.mark.live
+
+
+def elsewhere(call: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    asyncio.run(call())
+
+
+async def test_s55_an_engine_belongs_to_the_loop_that_entered_it() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(program(REST, tag()))
+        for call in (child.poll, child.wait, engine.children):
+            with pytest.raises(actors.RuntimeContext):
+                await asyncio.to_thread(elsewhere, call)
+        assert (await child.poll(mode="output")).stdout == b"ready\n"
+        await child.aclose()
+        with pytest.raises(actors.RuntimeContext):
+            await engine.__aenter__()
+    with pytest.raises(actors.RuntimeContext):
+        await actors.Engine().children()
+
+
+def test_s55_a_program_may_come_from_stdin() -> None:
+    script = (
+        CLIENT
+        + """
+async def main():
+    async with actors.Engine() as engine:
+        print((await engine.run(["echo", "works"])).text)
+asyncio.run(main())
+"""
+    )
+    done = subprocess.run(
+        [sys.executable],
+        input=script.encode(),
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": ROOT},
+        check=True,
+    )
+    assert done.stdout == b"works\n\n"
+
+
+async def test_s56_a_cancelled_run_leaves_nothing(opened: Opened) -> None:
+    word = tag()
+    async with opened() as engine:
+        running = asyncio.ensure_future(engine.run(program(REST, word)))
+        await asyncio.to_thread(eventually, lambda: tagged(word))
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await asyncio.to_thread(gone, word, 3)
+
+
+async def test_s56_a_cancelled_write_is_repeated_by_its_offset(opened: Opened) -> None:
+    reads_late = "signal.sigwait({10}); " + COUNTS_INPUT.strip().replace("\n", "\n")
+    data = b"x" * (MIB // 2)
+    async with opened() as engine:
+        child = await engine.spawn(
+            program(
+                "signal.pthread_sigmask(0, {10}); write(b'up')\n" + reads_late, tag()
+            ),
+            stdin="pipe",
+        )
+        await until(child, b"up")
+        writing = asyncio.ensure_future(child.write(data, at=0))
+        await arrived(child)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        await child.signal(signal.SIGUSR1)
+        assert (await child.write(data, at=0)).accepted == len(data)
+        await child.close_stdin()
+        assert (await drained(child))[0] == b"total %d" % len(data)
+        await child.aclose()
+
+
+async def test_s56_a_cancelled_close_goes_on(opened: Opened) -> None:
+    word = tag()
+    async with opened() as engine:
+        child = await engine.spawn(program(REST, word))
+        await until(child, b"ready\n")
+        closing = asyncio.ensure_future(child.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await asyncio.to_thread(gone, word)
+
+
+async def test_s56_cancelled_observers_consume_nothing(opened: Opened) -> None:
+    async with opened() as engine:
+        child = await engine.spawn(program(STEP_BY_STEP, tag()), stdin="pipe")
+        reader, events = child.reader(), child.events()
+        for ask in (reader.read, child.wait, child.poll, lambda: anext(events)):
+            waiting = asyncio.ensure_future(ask())
+            await arrived(child)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        await child.write(b"1 kept\n")
+        assert (await reader.read()).data == b"kept"
+        event = await anext(events)
+        assert isinstance(event, actors.Chunk)
+        assert event.data == b"kept"
+        assert (await child.poll(wait=0)).stdout == b"kept"
+        assert child.returncode is None
+        await reader.aclose()
+        await events.aclose()
+        await child.aclose()
+
+
+async def test_s56_a_cancelled_kill_goes_on(opened: Opened) -> None:
+    stubborn = "signal.signal(15, signal.SIG_IGN); write(b'up'); rest()"
+    async with opened() as engine:
+        child = await engine.spawn(program(stubborn, tag()))
+        await until(child, b"up")
+        ending = asyncio.ensure_future(child.terminate(0.2))
+        await arrived(child)
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        assert (await child.wait(NOT_BLOCKED)).signal == 9
+        await child.aclose()
+
+
+async def test_s56_a_wait_times_out_and_never_kills(opened: Opened) -> None:
+    async with opened() as engine:
+        child = await engine.spawn(program(REST, tag()))
+        for timeout in (0, 0.1):
+            with pytest.raises(actors.TimedOut) as late:
+                await child.wait(timeout)
+            assert isinstance(late.value, TimeoutError)
+            assert late.value.timeout == timeout
+        assert alive(child.pid)
+        await child.aclose()
+
+
+async def test_s56_a_run_times_out_with_the_output_so_far(opened: Opened) -> None:
+    word = tag()
+    async with opened() as engine:
+        with pytest.raises(actors.TimedOut) as late:
+            await engine.run(program(REST, word), timeout=1.0)
+        assert late.value.stdout == b"ready\n"
+        assert late.value.timeout == 1.0
+        await asyncio.to_thread(gone, word)
+        done = await engine.run(["echo", "in time"], timeout=NOT_BLOCKED)
+        assert done.stdout == b"in time\n"
+
+
+async def test_s56_check_raises_with_code_and_output(opened: Opened) -> None:
+    async with opened() as engine:
+        with pytest.raises(actors.CommandFailed) as failed:
+            await engine.run("echo out; echo err >&2; exit 3", shell=True, check=True)
+        assert failed.value.returncode == 3
+        assert (failed.value.stdout, failed.value.stderr) == (b"out\n", b"err\n")
+        with pytest.raises(actors.CommandFailed) as failed:
+            await engine.run("kill -9 $$", shell=True, check=True)
+        assert failed.value.returncode == -9
+        assert (await engine.run(["true"], check=True)).returncode == 0

@@ -1,0 +1,192 @@
+"""Break rules one by one, and see that their tests notice: `python -m tests.mutations`.
+
+Each mutation replaces one piece of text in a copy of the tree, and runs the test of the
+rule there; the copy is whole before and after. Ends with 1 if a mutant survives. A
+minute or two; not part of the test run.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+TREE = Path(__file__).resolve().parent.parent
+PARTS = ("actors", "broker", "tests", "setup.cfg", "tox.ini")
+FAILED = 1
+"""What pytest ends with when tests ran and some failed."""
+
+
+class Mutation(NamedTuple):
+    """What is broken, where, how, and which test is to notice."""
+
+    what: str
+    path: str
+    old: str
+    new: str
+    test: str
+
+
+MUTATIONS = (
+    Mutation(
+        "foreign sessions are found",
+        "broker/router.py",
+        "return client.operator or client.owner == session.owner",
+        "return True",
+        "test_shared_broker.py::test_s1_a_foreign_session_looks_like_none_at_all",
+    ),
+    Mutation(
+        "request ids are ignored",
+        "actors/connection.py",
+        "token = spec.request_id or secrets.token_hex(16)",
+        "token = secrets.token_hex(16)",
+        "rules/test_start.py::test_s16_a_retried_start_gives_the_same_child",
+    ),
+    Mutation(
+        "gaps are not told",
+        "actors/outlet.py",
+        "self.voice.say(Kind.GAP, reader.ask, piece._asdict())",
+        "pass",
+        "rules/test_output.py::test_s19_nothing_goes_missing_unsaid",
+    ),
+    Mutation(
+        "a tail is a byte short",
+        "actors/buffer.py",
+        'self._tail = size // 2 if policy == "head_tail" else size',
+        'self._tail = size // 2 if policy == "head_tail" else size - 1',
+        "rules/test_output.py::test_s20_tail_keeps_the_newest_and_head_tail_both_ends",
+    ),
+    Mutation(
+        "the grace runs while a reader is slow",
+        "actors/lifecycle.py",
+        "self._hold(held=held)",
+        "pass",
+        "rules/test_output.py::test_s23_time_with_a_slow_reader_is_no_time_of_grace",
+    ),
+    Mutation(
+        "the decoder is not incremental",
+        "actors/text.py",
+        "text = decoder.decode(data, final)",
+        "text = decoder.decode(data, True)",
+        "rules/test_output.py::test_s26_a_character_split_over_polls_stays_whole",
+    ),
+    Mutation(
+        "waits have no upper bound",
+        "actors/child.py",
+        "return min(asked, most)",
+        "return asked",
+        "rules/test_polls.py::test_s28_a_wait_has_an_upper_bound",
+    ),
+    Mutation(
+        "a cancelled poll moves its cursor",
+        "actors/child.py",
+        "                asked.cancel()\n",
+        '                asked.cancel()\n                self._cursor["stdout"] += 1\n',
+        "rules/test_polls.py::test_s29_a_cancelled_poll_consumes_nothing",
+    ),
+    Mutation(
+        "closing stdin waits for writers",
+        "actors/session.py",
+        "_: Message) -> None:\n        self._close_stdin()\n",
+        "_: Message) -> None:\n        self.inbox or self._close_stdin()\n",
+        "rules/test_input.py"
+        "::test_s35_closing_stdin_is_harmless_to_repeat_and_waits_for_nobody",
+    ),
+    Mutation(
+        "only the group is killed",
+        "actors/session.py",
+        "self.sweep.step()",
+        "tree.send_group(self.process.pid, 9)",
+        "test_cases_kill.py::test_s36_descendants_in_other_sessions_end_too",
+    ),
+    Mutation(
+        "what is stopped is not continued",
+        "actors/lifecycle.py",
+        "[SignalGroup(SIGTERM), SignalGroup(SIGCONT)]",
+        "[SignalGroup(SIGTERM)]",
+        "test_cases_kill.py::test_s36_a_stopped_child_is_asked_politely_and_can_answer",
+    ),
+    Mutation(
+        "leftovers are killed whatever was asked",
+        "actors/lifecycle.py",
+        'elif self.terms.leftover == "kill":',
+        "elif self.terms.leftover:",
+        "rules/test_ending.py::test_s40_leftovers_are_killed_kept_or_reported",
+    ),
+)
+
+
+def mutated(mutation: Mutation, tree: Path) -> str:
+    """Return the file of a mutation as it is with it.
+
+    Raises:
+        ValueError: what it replaces is not there exactly once.
+    """
+    text = (tree / mutation.path).read_text()
+    if (count := text.count(mutation.old)) != 1:
+        raise ValueError(f"{mutation.what}: found {count} times in {mutation.path}")
+    return text.replace(mutation.old, mutation.new)
+
+
+def ended(tree: Path, *tests: str) -> int:
+    """Return what pytest ends with after these tests of a tree."""
+    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*command, *(f"tests/live/{test}" for test in tests)],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        check=False,
+    ).returncode
+
+
+def is_noticed(mutation: Mutation, tree: Path) -> bool:
+    """Return whether the rule's test fails with a mutation of `tree`.
+
+    Raises:
+        RuntimeError: the test did not run.
+    """
+    place = tree / mutation.path
+    whole = place.read_text()
+    place.write_text(mutated(mutation, tree))
+    try:
+        code = ended(tree, mutation.test)
+    finally:
+        place.write_text(whole)
+    if code not in (0, FAILED):
+        raise RuntimeError(f"{mutation.what}: pytest ended with {code}")
+    return code == FAILED
+
+
+def copied(place: Path) -> Path:
+    """Return a copy of the tree below `place`."""
+    for name in PARTS:
+        source, target = TREE / name, place / name
+        if source.is_dir():
+            skip = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, target, ignore=skip)
+        else:
+            shutil.copy(source, target)
+    return place
+
+
+def main() -> int:
+    """Try every mutation, and tell which was noticed; return the exit code."""
+    survivors = 0
+    with TemporaryDirectory(prefix="mutations-") as place:
+        tree = copied(Path(place))
+        if ended(tree, *(mutation.test for mutation in MUTATIONS)) != 0:
+            sys.exit("the tests fail without any mutation")
+        for mutation in MUTATIONS:
+            noticed = is_noticed(mutation, tree)
+            survivors += not noticed
+            word = "noticed" if noticed else "SURVIVED"
+            test = mutation.test.rpartition("::")[2]
+            print(f"{word:8}  {mutation.what:40}  {test}", flush=True)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
