@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +31,13 @@ from tests.parts import (
     client,
     daemons,
     running,
+    serving,
 )
 
 pytestmark = pytest.mark.live
 
 KEY = "c0ffee"
 TICKET = 16
-
-
-@contextmanager
-def serving(endpoint: str) -> Iterator[Program]:
-    """Run a shared broker for a block; it has to end by SIGTERM, with 0."""
-    command = [sys.executable, "-m", "broker", "--endpoint", endpoint, "--warm", "2"]
-    if log := os.environ.get("CRECHE_LOG"):
-        command += ["--log", log]
-    with running(*command) as program:
-        assert program.line() == f"creche broker ready {endpoint}"
-        yield program
-        if program.process.poll() is None:
-            program.signal(signal.SIGTERM)
-            assert program.process.wait(15) == 0
 
 
 @pytest.fixture
