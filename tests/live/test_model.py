@@ -1,7 +1,7 @@
 """A real engine against a model of it, in whatever order a user may think of.
 
-The children are puppets: told over stdin to write so many bytes, or to end. They write a
-pattern, so that each byte is known before it is read. The model knows for each session
+The children are puppets: told over stdin to write so many bytes, or to end. They write
+a pattern, so that each byte is known before it is read. The model knows of each session
 what was written, what its cursor has had, who owns it, and how it has to end.
 Two clients of one owner key, and a stranger, share a broker.
 """
