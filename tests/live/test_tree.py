@@ -254,7 +254,9 @@ def test_s38_only_living_children_of_ours_are_signalled_as_children(
     child.end()
 
 
-@pytest.mark.parametrize("pid", [-1, 0, 1, os.getpid()])
+@pytest.mark.parametrize(
+    "pid", [-1, 0, 1, os.getpid()], ids=["all", "group", "init", "self"]
+)
 def test_no_signal_goes_to_many_to_init_or_to_ourselves(pid: int) -> None:
     with pytest.raises(ValueError, match="refusing"):
         tree.signal_child(pid, 0)
