@@ -209,17 +209,3 @@ def client(directory: Path, body: str) -> Iterator[Program]:
     script.write_text(PRELUDE + body)
     with running(sys.executable, str(script)) as program:
         yield program
-
-
-@contextmanager
-def serving(endpoint: str) -> Iterator[Program]:
-    """Run a shared broker for a block; it has to end by SIGTERM, with 0."""
-    command = [sys.executable, "-m", "broker", "--endpoint", endpoint, "--warm", "2"]
-    if log := os.environ.get("CRECHE_LOG"):
-        command += ["--log", log]
-    with running(*command) as program:
-        assert program.line() == f"creche broker ready {endpoint}"
-        yield program
-        if program.process.poll() is None:
-            program.signal(signal.SIGTERM)
-            assert program.process.wait(15) == 0

@@ -1,6 +1,5 @@
 """What an engine keeps for itself of a session, and does not do."""
 
-
 import pytest
 
 import actors
