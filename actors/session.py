@@ -169,7 +169,8 @@ class Session:
         due = [self.life.next_deadline(), self.outlet.next_deadline()]
         if not self.life.empty:
             due.append(self.budget.next_sample())
-        due.append(self.awaited.next_deadline())
+        if self.awaited.waits:
+            due.append(self.awaited.next_deadline())
         if self._cut:
             due.append(self._cut_told)
         return min((end for end in due if end is not None), default=None)
@@ -685,7 +686,8 @@ class Session:
 
     def _serve(self) -> None:
         """Give the readers what they are due, and read on if that made room."""
-        self.awaited.serve(self._now, held=self.held)
+        if self.awaited.waits:
+            self.awaited.serve(self._now, held=self.held)
         self.outlet.serve(self._now, held=self.held)
         if self.held and self.log.room() > 0:
             self._hold(held=False)

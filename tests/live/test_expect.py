@@ -103,6 +103,15 @@ async def test_s56_a_cancelled_expect_consumes_nothing() -> None:
         assert (match.offset, match.before) == (1, b"<")
 
 
+async def test_s56_a_cancelled_expect_is_not_looked_for_any_more() -> None:
+    async with actors.Engine() as engine, await talker(engine) as child:
+        hopeless = asyncio.ensure_future(child.expect("(0|00)*1$", timeout=None))
+        await arrived(child)
+        hopeless.cancel()
+        await child.write("0" * 40 + "\n")
+        await child.expect("0{40}", timeout=2)
+
+
 async def test_several_expects_take_turns_and_keep_their_times() -> None:
     async with actors.Engine() as engine, await talker(engine) as child:
         first = asyncio.ensure_future(child.expect(">", timeout=NOT_BLOCKED))
