@@ -5,7 +5,7 @@ names the parameter. Error texts never repeat a value: it may be a secret.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from broker.errors import InvalidRequest
 from broker.wire import MAX_TOKEN
@@ -19,6 +19,17 @@ RLIMIT_MOST = 2**63 - 1
 PASS_FDS_MOST = 253
 
 Check = Callable[[str, object], None]
+
+
+class PathLike(Protocol):
+    """Anything that names a file, as `os.PathLike` does."""
+
+    def __fspath__(self) -> str | bytes:
+        """Return the path."""
+
+
+Native = str | bytes | PathLike
+"""Text or bytes that the operating system will see; text is UTF-8."""
 
 
 def whole(low: int, high: int = MOST) -> Check:
@@ -191,6 +202,18 @@ def rlimits(name: str, value: object) -> None:
     """Refuse what is no table of number, soft and hard limit."""
     for cell in cells(name, value, 3, int):
         limit(name, cell)
+
+
+def path(name: str, value: object) -> None:
+    """Refuse what names no file: text, bytes, or an object such as `Path`."""
+    fspath = getattr(type(value), "__fspath__", None)
+    plain = value if fspath is None else fspath(value)
+    if not isinstance(plain, str | bytes):
+        raise InvalidRequest(name, "must be text, bytes or a path")
+    if not plain or "\0" in (
+        plain if isinstance(plain, str) else plain.decode("latin1")
+    ):
+        raise InvalidRequest(name, "must not be empty, nor hold a NUL byte")
 
 
 def descriptors(name: str, value: object) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, TypeGuard
 
 from actors.ambient import Surroundings
@@ -11,10 +12,11 @@ from actors.embedded import Embedded
 from actors.events import ExitStatus, KillReceipt, Snapshot
 from actors.launch import Launch
 from actors.record import Record, lost_status
+from actors.scratch import DIRECTORY, Scratches
 from actors.settings import WATCHES, Settings
 from actors.spec import Spec
 from actors.streams import Capture
-from broker import errors
+from broker import auth, errors
 from broker.link import Link, error_of
 from broker.wire import MAX_IDS, STREAMS, Kind, Message, pack, unpack
 
@@ -43,6 +45,9 @@ class Connection:
         self._operator = operator
         self._embedded = None if self.shared else Embedded()
         self._surroundings = Surroundings()
+        self.scratches = Scratches(
+            _scratch_root(settings, endpoint), owner, settings.kill_timeout
+        )
         self._process = os.getpid()
         self._open = False
 
@@ -60,6 +65,7 @@ class Connection:
             endpoint = self._endpoint
             if self._embedded is not None:
                 endpoint = await self._embedded.start(settings)
+            await self.scratches.sweep()
             assert endpoint is not None
             self.link = Link(endpoint, self._on_push, self._on_lost)
             await self.link.open(
@@ -95,6 +101,7 @@ class Connection:
             self._surroundings.close()
             if self._embedded is not None:
                 await asyncio.shield(self._embedded.stop())
+            await self.scratches.close()
 
     def _patience(self) -> float:
         """Return how long a broker may take to see the children off.
@@ -163,6 +170,8 @@ class Connection:
         launch = spec.launch(
             self._surroundings.read(), self.settings, scope or "", secrets.token_hex(16)
         )
+        if scope is not None:
+            launch = replace(launch, scratch=self.scratches.lock(scope))
         token = spec.request_id or secrets.token_hex(16)
         body = {
             "token": token,
@@ -320,6 +329,15 @@ _NOT_YET: Final[dict[str, Any]] = {
     "queue": None,
 }
 """Options whose other values come with a later version."""
+
+
+def _scratch_root(settings: Settings, endpoint: str | None) -> bytes:
+    root = settings.scratch_root
+    if root is not None:
+        return os.fsencode(root if isinstance(root, str | bytes) else root.__fspath__())
+    if endpoint is not None:
+        return os.path.join(os.path.dirname(auth.endpoint_path(endpoint)), DIRECTORY)
+    return os.path.join(auth.runtime_root(os.environ, os.geteuid()), DIRECTORY)
 
 
 def _document(launch: Launch) -> bytes:

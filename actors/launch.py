@@ -55,6 +55,7 @@ class Launch:
         metadata: The caller's pairs, given back with every result.
         authority: The caller's note of what it allowed, or None.
         scope: Name of the scope.
+        scratch: Lock file to hold while the tree lives, or None.
 
     Raises:
         InvalidRequest: A field is not valid; named after the field.
@@ -89,6 +90,7 @@ class Launch:
     metadata: tuple[tuple[str, str], ...]
     authority: str | None
     scope: str
+    scratch: bytes | None = None
 
     _CHECKS: ClassVar[Mapping[str, Check]] = {
         "argv": checks.command,
@@ -120,6 +122,7 @@ class Launch:
         "metadata": checks.metadata,
         "authority": checks.optional(checks.text),
         "scope": checks.text,
+        "scratch": checks.optional(checks.plain_bytes),
     }
 
     def to_wire(self) -> dict[str, Any]:

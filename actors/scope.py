@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 from actors.child import Child
@@ -112,11 +113,32 @@ class Scope:
         owned = self._connection.owned_by(self.name)
         return await self._connection.kill_many([record.id for record in owned])
 
+    async def scratch(self) -> Path:
+        """Return a private directory of this scope, mode 0700; made at the first call.
+
+        It is removed with all that is in it when the scope or the engine is closed and
+        every child is gone. What a killed client left is removed when the next engine
+        with this root starts, unless a child that was started after the directory was
+        made lives on. Its place is `Settings.scratch_root`.
+
+        Raises:
+            InvalidRequest: `settings.scratch_root` is a symbolic link, not this user's,
+                or open to others; or something lies at the directory's place already.
+            SessionNotFound: the scope is closed, or was meanwhile.
+        """
+        self._check()
+        path = await self._connection.scratches.path(self.name)
+        self._check()
+        return path
+
     async def aclose(self) -> int:
         """End and release every child, in parallel; return how many there were.
 
+        Then the scratch directory is removed, if there is one.
+
         Raises:
-            ExceptionGroup: what failed, each with a note that names its session.
+            ExceptionGroup: what failed, each with a note that names its session, or
+                the scratch directory.
             WrongProcess: this is a forked copy, which owns nothing.
         """
         self._connection.check(alive=False)
@@ -126,6 +148,8 @@ class Scope:
         if self._guard is not None:
             self._guard.cancel()
         self._on_close(self.name)
+        scratches = self._connection.scratches
+        scratch = scratches.leave(self.name)
         owned = self._connection.owned_by(self.name)
         results = await asyncio.gather(
             *map(self._connection.release, owned), return_exceptions=True
@@ -135,6 +159,12 @@ class Scope:
             if isinstance(result, Exception):
                 result.add_note(f"while closing session {record.id} {record.argv!r}")
                 failed.append(result)
+        if scratch is not None and not failed:
+            try:
+                await scratches.remove(scratch)
+            except (errors.EngineError, OSError) as error:
+                error.add_note("while removing the scratch directory")
+                failed.append(error)
         if failed:
             raise ExceptionGroup(f"closing the scope {self.name!r}", failed)
         return len(owned)

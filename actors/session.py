@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from actors import lifecycle, process, terminal
 from actors.buffer import Log
 from actors.events import ExitStatus, Survivor, Usage
+from actors.holds import Hold
 from actors.inbox import Inbox
 from actors.launch import Launch
 from actors.outlet import Ask, End, Outlet, Progress
@@ -89,11 +90,12 @@ class Session:
             SpawnFailed: nothing is left of the attempt.
         """
         self.started = clock()
-        size = self.launch.tty
-        if size is None:
-            self.process = process.start(self.launch)
-        else:
-            self.process = terminal.start(self.launch, size)
+        self.hold = Hold(self.launch.scratch)
+        try:
+            self.process = _started(self.launch)
+        except BaseException:
+            self.hold.close()
+            raise
         self.execed = self._now = self.last_used = clock()
         self.progress.streams = set(self.process.outputs)
         streams = frozenset(self.progress.streams)
@@ -390,6 +392,7 @@ class Session:
         self.outlet.refuse_all(errors.SessionNotFound())
         self._close_stdin()
         self.process.close()
+        self.hold.close()
 
     # -- commands ---------------------------------------------------------------
 
@@ -547,6 +550,12 @@ class Session:
     def pump(self) -> None:
         """Go on with bulk output: the leg has room again."""
         self.outlet.pump()
+
+
+def _started(launch: Launch) -> process.Process:
+    if launch.tty is None:
+        return process.start(launch)
+    return terminal.start(launch, launch.tty)
 
 
 def _terms(launch: Launch) -> lifecycle.Terms:

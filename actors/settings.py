@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from actors import checks
-from actors.checks import Check
+from actors.checks import Check, Native
 from broker.errors import InvalidRequest
 
 MIB = 1024 * 1024
@@ -272,6 +272,8 @@ class Settings:
         containment: How a private broker's trees are held together: `subreaper`, by
             walks of /proc; `cgroup`, by a cgroup for each worker as well; `auto`, that
             where one can be written.
+        scratch_root: Where `Scope.scratch` makes directories: one of this user alone,
+            made if missing; None is `scratch` in the runtime directory.
 
     Raises:
         InvalidRequest: `settings.NAME` is not valid, alone or beside the others.
@@ -299,6 +301,7 @@ class Settings:
     lease_renewal: float = 3.0
     on_hung: Literal["keep", "kill"] = "keep"
     containment: Literal["auto", "cgroup", "subreaper"] = "auto"
+    scratch_root: Native | None = None
 
     # Zero is allowed where it means "at once" or "none", never as a size or deadline.
     _CHECKS: ClassVar[Mapping[str, Check]] = {
@@ -324,6 +327,7 @@ class Settings:
         "lease_renewal": checks.some_seconds,
         "on_hung": checks.choice("keep", "kill"),
         "containment": checks.choice("auto", "cgroup", "subreaper"),
+        "scratch_root": checks.optional(checks.path),
     }
 
     def __post_init__(self) -> None:

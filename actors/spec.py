@@ -9,10 +9,10 @@ parameter.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from actors import checks
-from actors.checks import Check
+from actors.checks import Check, Native
 from actors.launch import ErrorMode, InputMode, Launch, OutputMode
 from actors.settings import Leftover, Limits, OutputPolicy, Rlimits, Settings, TtySize
 from broker.errors import InvalidRequest
@@ -36,16 +36,6 @@ AGENT_ENV: Mapping[str, str] = {
 }
 """An `extra_env` for children whose reader is a program: no colours, no pager."""
 
-
-class PathLike(Protocol):
-    """Anything that names a file, as `os.PathLike` does."""
-
-    def __fspath__(self) -> str | bytes:
-        """Return the path."""
-
-
-Native = str | bytes | PathLike
-"""Text or bytes that the operating system will see; text is UTF-8."""
 
 Environment = Mapping[str, Native] | Mapping[bytes, Native] | Mapping[Native, Native]
 Overlay = (

@@ -55,6 +55,16 @@ def test_a_terminal_is_24_by_80_unless_told() -> None:
     assert TtySize(1, 65535).cols == 65535
 
 
+@pytest.mark.parametrize("root", [b"", "", "a\0b", b"a\0b", 5, True])
+def test_s8_a_scratch_root_names_a_directory(root: Any) -> None:
+    refused("settings.scratch_root", lambda: Settings(scratch_root=root))
+
+
+@pytest.mark.parametrize("root", [None, "/s", b"/s", pathlib.Path("/s"), "relative"])
+def test_a_scratch_root_is_text_bytes_or_a_path(root: Any) -> None:
+    assert Settings(scratch_root=root).scratch_root == root
+
+
 @pytest.mark.parametrize("size", [0, -1, 2**53 + 1, True, 1.0, None])
 def test_a_retention_holds_a_positive_number_of_bytes(size: Any) -> None:
     refused("retention.size", lambda: OutputPolicy.tail(size))
