@@ -181,6 +181,7 @@ class Connection:
             "bytes": self.settings.window_bytes,
             "release": capture is not None,
             "kill_on_drop": spec.kill_on_drop,
+            "fds": len(launch.pass_fds),
         }
         adopted: list[Record] = []
 
@@ -189,7 +190,12 @@ class Connection:
 
         # At once: the end of a short child may come right behind the answer.
         document = _document(launch)
-        asked = self.link.ask(Kind.SPAWN, body=body, payload=document, first=adopt)
+        request = self.link.number()
+        if launch.pass_fds:
+            await self._pass_fds(request, launch.pass_fds)
+        asked = self.link.ask(
+            Kind.SPAWN, body=body, payload=document, request=request, first=adopt
+        )
         try:
             await asked
         except asyncio.CancelledError:
@@ -199,6 +205,18 @@ class Connection:
                 self.link.post(Kind.DROP, body={"sessions": [], "tokens": [token]})
             raise
         return adopted[0]
+
+    async def _pass_fds(self, request: int, fds: tuple[int, ...]) -> None:
+        for fd in fds:
+            try:
+                os.fstat(fd)
+            except OSError as closed:
+                why = f"{fd} is not an open descriptor"
+                raise errors.InvalidRequest("pass_fds", why) from closed
+        try:
+            await self.link.pass_fds(request, fds)
+        except OSError as error:  # too many on their way
+            raise errors.SpawnFailed(error.errno or 0, "pipe") from error
 
     def _check_options(self, spec: Spec) -> None:
         if not spec.kill_on_drop and not self.shared:
@@ -322,7 +340,6 @@ class Connection:
 
 
 _NOT_YET: Final[dict[str, Any]] = {
-    "pass_fds": (),
     "detach_ttl": None,
     "observe": (),
     "on_full": "refuse",

@@ -151,8 +151,10 @@ class _Pipes:
             os.close(fd)
 
 
-def start(launch: Launch) -> Process:
+def start(launch: Launch, fds: tuple[int, ...] = ()) -> Process:
     """Start the child of `launch` and return it once its exec has succeeded.
+
+    It gets copies of `fds` under the numbers in `launch.pass_fds`.
 
     Raises:
         SpawnFailed: with the system's errno and the step that failed; nothing is left.
@@ -163,8 +165,7 @@ def start(launch: Launch) -> Process:
             ends = pipes.open(launch)
         except OSError as error:
             raise SpawnFailed(error.errno or 0, "pipe") from error
-        limited = limits(launch)
-        steps = () if limited is None else (limited,)
+        steps = preparations(launch, fds)
         pid = retried(lambda: fork_exec(launch, ends, steps))
     except BaseException:
         pipes.close_ours()
@@ -211,7 +212,7 @@ def fork_exec(
         SpawnFailed: nothing is left of the attempt.
     """
     program = launch.executable or launch.argv[0]
-    failure_read, failure_write = _failure_pipe()
+    failure_read, failure_write = _failure_pipe(launch.pass_fds)
     try:
         pid = _posixsubprocess.fork_exec(
             list(launch.argv),
@@ -250,11 +251,25 @@ def fork_exec(
     return pid
 
 
-def _failure_pipe() -> tuple[int, int]:
+def _failure_pipe(taken: tuple[int, ...]) -> tuple[int, int]:
+    """Return a pipe whose writing end has none of the numbers that the child takes."""
     try:
-        return os.pipe()
+        read, write = os.pipe()
+        try:
+            return read, _above(write, taken)
+        except BaseException:
+            os.close(read)
+            raise
+        finally:
+            if taken:
+                os.close(write)
     except OSError as error:
         raise SpawnFailed(error.errno or 0, "pipe") from error
+
+
+def _above(fd: int, taken: tuple[int, ...]) -> int:
+    """Return `fd`, copied above the highest of `taken` if there are any."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(taken) + 1) if taken else fd
 
 
 def _read_all(fd: int) -> bytes:
@@ -271,7 +286,7 @@ def _failed(failure: bytes, launch: Launch, program: bytes) -> SpawnFailed:
     """Translate what the failed child wrote: `OSError:HEX-ERRNO:STEP`."""
     _, number, step = failure.split(b":", 2)
     code = int(number, 16)
-    if step in (b"limits", b"pty"):
+    if step in (b"limits", b"pty", b"pipe"):
         return SpawnFailed(code, step.decode(), text(program))
     if step.startswith(b"noexec"):
         return SpawnFailed(code, "cwd", text(launch.cwd))
@@ -308,6 +323,31 @@ def _preparation(
                 os._exit(255)
 
     return prepare
+
+
+def preparations(launch: Launch, fds: tuple[int, ...]) -> tuple[Step, ...]:
+    """Return what the child of `launch` does before exec: nothing, nearly always."""
+    # Descriptors first: their numbers may be above the limit that the child gets.
+    steps = _numbering(launch.pass_fds, fds), limits(launch)
+    return tuple(step for step in steps if step is not None)
+
+
+def _numbering(numbers: tuple[int, ...], fds: tuple[int, ...]) -> Step | None:
+    """Return how the child gives descriptors their numbers, None without any.
+
+    The numbers may be those of descriptors of the worker, which the forked child can do
+    without, or of one that is still to be copied: all are copied out of the way first.
+    """
+    if not numbers:
+        return None
+
+    def copy() -> None:
+        for fd, number in zip(
+            [_above(fd, numbers) for fd in fds], numbers, strict=True
+        ):
+            os.dup2(fd, number)
+
+    return Step(b"pipe", copy)
 
 
 def limits(launch: Launch) -> Step | None:

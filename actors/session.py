@@ -83,16 +83,20 @@ class Session:
 
     # -- start ------------------------------------------------------------------
 
-    def start(self, clock: Callable[[], float]) -> None:
-        """Start the child.
+    def start(self, clock: Callable[[], float], fds: tuple[int, ...]) -> None:
+        """Start the child, which gets the descriptors under the numbers it is to have.
 
         Raises:
             SpawnFailed: nothing is left of the attempt.
+            InvalidRequest: there are more or fewer than it is to have.
         """
+        if len(fds) != len(self.launch.pass_fds):
+            why = f"{len(fds)} came of {len(self.launch.pass_fds)}"
+            raise errors.InvalidRequest("pass_fds", why)
         self.started = clock()
         self.hold = Hold(self.launch.scratch)
         try:
-            self.process = _started(self.launch)
+            self.process = _started(self.launch, fds)
         except BaseException:
             self.hold.close()
             raise
@@ -552,10 +556,10 @@ class Session:
         self.outlet.pump()
 
 
-def _started(launch: Launch) -> process.Process:
+def _started(launch: Launch, fds: tuple[int, ...]) -> process.Process:
     if launch.tty is None:
-        return process.start(launch)
-    return terminal.start(launch, launch.tty)
+        return process.start(launch, fds)
+    return terminal.start(launch, launch.tty, fds)
 
 
 def _terms(launch: Launch) -> lifecycle.Terms:

@@ -88,7 +88,7 @@ class Spec:
     nothing. `kill_on_drop=False` and `detach_ttl` need a shared broker, which is for
     the engine to check.
 
-    This version refuses `pass_fds`, `detach_ttl`, `observe`, `on_full="evict"`,
+    This version refuses `detach_ttl`, `observe`, `on_full="evict"`,
     `queue`, and the limits `output`, `tree_memory` and `tree_processes`.
 
     Attributes:

@@ -129,8 +129,10 @@ class Terminal(process.Process):
         return Discipline.of(termios.tcgetattr(self._slave))
 
 
-def start(launch: Launch, size: TtySize) -> Terminal:
+def start(launch: Launch, size: TtySize, fds: tuple[int, ...] = ()) -> Terminal:
     """Start the child of `launch` on a new terminal; its exec has succeeded.
+
+    It gets copies of `fds` under the numbers in `launch.pass_fds`.
 
     Raises:
         SpawnFailed: with the system's errno and the step that failed; nothing is left.
@@ -138,7 +140,7 @@ def start(launch: Launch, size: TtySize) -> Terminal:
     opened: list[int] = []
     try:
         master, slave, typing = _open(size, opened)
-        pid = process.retried(lambda: _start(launch, slave))
+        pid = process.retried(lambda: _start(launch, slave, fds))
     except BaseException:
         for fd in opened:
             os.close(fd)
@@ -159,11 +161,11 @@ def _open(size: TtySize, opened: list[int]) -> tuple[int, int, int]:
     return master, slave, typing
 
 
-def _start(launch: Launch, slave: int) -> int:
-    limits = process.limits(launch)
-    if limits is None:
+def _start(launch: Launch, slave: int, fds: tuple[int, ...]) -> int:
+    steps = process.preparations(launch, fds)
+    if not steps:
         return _spawn(launch, slave)
-    steps = (limits, process.Step(b"pty", _take_terminal))
+    steps = (*steps, process.Step(b"pty", _take_terminal))
     return process.fork_exec(launch, (slave, slave, slave), steps)
 
 

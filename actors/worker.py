@@ -125,8 +125,10 @@ class Worker:
     def _on_leg(self) -> None:
         congested = not self.room()
         self.leg.flush()
-        for message in self.leg.messages():
-            self._command(message)
+        for message, fds in self.leg.receive():
+            self._command(message, fds)
+            for fd in fds:
+                os.close(fd)
         if congested and self.room() and self.session is not None:
             self.session.pump()
 
@@ -141,10 +143,10 @@ class Worker:
 
     # -- commands ---------------------------------------------------------------
 
-    def _command(self, message: Message) -> None:
+    def _command(self, message: Message, fds: tuple[int, ...]) -> None:
         session = self.session
         if message.kind is Kind.START:
-            self._start(message)
+            self._start(message, fds)
         elif session is not None and session.number == message.session:
             session.command(message, time.monotonic())
         elif message.request and message.kind is not Kind.CREDIT:
@@ -154,12 +156,12 @@ class Worker:
         code, values = errors.encode(error)
         self.send(message.reply(Kind.ERROR, {"code": code, "values": values}))
 
-    def _start(self, message: Message) -> None:
+    def _start(self, message: Message, fds: tuple[int, ...]) -> None:
         ask = Ask(message.client, message.request)
         try:
             launch = read_launch(message)
             session = Session(message.session, message.epoch, launch, self, self.home)
-            session.start(time.monotonic)
+            session.start(time.monotonic, fds)
         except errors.EngineError as error:
             self._refuse(message, error)
             self._idle(message.session, message.epoch)

@@ -14,13 +14,13 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import zmq
 
-from broker import auth, errors, lease, wire
+from broker import auth, errors, lease, passing, wire
 from broker.wire import Kind, Message
 
 DRAIN: Final = 256
@@ -261,6 +261,32 @@ class Link:
             del self._waiting[request]
             raise
         return future
+
+    async def pass_fds(self, request: int, fds: Sequence[int]) -> None:
+        """Send descriptors ahead of the SPAWN of that number, which has to follow.
+
+        They stay the caller's. Returns at once unless the broker is busy.
+
+        Raises:
+            OSError: one is not open, or the system takes no more of them.
+            BrokerLost: the broker is gone.
+        """
+        while not self._offer_fds(request, fds):
+            with self.expecting():  # of a broker that hangs, the end
+                await asyncio.sleep(RETRY)
+
+    def _offer_fds(self, request: int, fds: Sequence[int]) -> bool:
+        if self._line is None:
+            raise self.lost or errors.BrokerLost()
+        frame = passing.frame(request, len(fds))
+        try:
+            # Ten bytes go in one piece: the renewing thread cannot part them.
+            socket.send_fds(self._line, [frame], list(fds), socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True  # the end of the lifeline tells it, and answers the SPAWN
+        return True
 
     def take_back(self, session: int, request: int) -> None:
         """Have a poll or read stopped, which is then never answered."""

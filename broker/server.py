@@ -14,12 +14,13 @@ import select
 import socket
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 import zmq
 
-from broker import auth, errors, lease, pool, registry, router, wire
+from broker import auth, errors, lease, passing, pool, registry, router, wire
 from broker.pipe import Leg, LegClosed
 from broker.wire import BULK, Kind, Message
 
@@ -45,11 +46,45 @@ class Lifeline:
         self.pidfd = pidfd
         self.ticket = os.urandom(TICKET)
         self.peer: bytes | None = None
+        self._rest = b""
+        self._fds: list[int] = []
+
+    def receive(self) -> list[tuple[int, tuple[int, ...]]] | None:
+        """Read what is there: descriptors, each with the number of their SPAWN.
+
+        The receiver closes them. None: the client is gone.
+
+        Raises:
+            BlockingIOError: nothing is there.
+        """
+        try:
+            data, fds, _, _ = socket.recv_fds(
+                self.sock, 4096, passing.MAX_FDS, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:
+            return None
+        self._fds += fds
+        frames, self._rest = passing.parse(self._rest + data)
+        brought = [(request, self._take(count)) for request, count in frames]
+        if not self._rest:
+            close_all(self._take(len(self._fds)))  # nothing announced them
+        return brought if data else None
+
+    def _take(self, count: int) -> tuple[int, ...]:
+        taken, self._fds = self._fds[:count], self._fds[count:]
+        return tuple(taken)
 
     def close(self) -> None:
         """Let go of the process and the connection."""
+        close_all(self._take(len(self._fds)))
         os.close(self.pidfd)
         self.sock.close()
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)
 
 
 class Outbox:
@@ -103,6 +138,8 @@ class Server:
         self.files = file_limit()
         self.renew_at = 0.0
         self.more_from_clients = False
+        self.passing = passing.Passing()
+        self._passed: tuple[int, ...] = ()
         self._due: deque[registry.Event] = deque()
 
     # -- the loop ---------------------------------------------------------------
@@ -136,9 +173,8 @@ class Server:
             return 0.0
         now = time.monotonic()
         ends = [self.renew_at]
-        due = self.rules.next_deadline()
-        if due is not None:
-            ends.append(due)
+        dues = self.rules.next_deadline(), self.passing.next_deadline()
+        ends += [due for due in dues if due is not None]
         if self.outboxes:
             ends.append(now + RETRY)
         return max(0.0, min(ends) - now)
@@ -151,6 +187,7 @@ class Server:
         due = self.rules.next_deadline()
         if due is not None and due <= now:
             self.happen(registry.Tick())
+        self._pass(self.passing.tick(now))
         for peer in list(self.outboxes):
             self._flush(peer)
 
@@ -200,8 +237,28 @@ class Server:
             return
         if message.kind is Kind.HELLO:
             self._hello(peer, message)
+        elif message.kind is Kind.SPAWN and message.body["fds"] and self._knows(peer):
+            self._pass(self.passing.spawn(peer, message, time.monotonic()))
         else:
             self.happen(registry.FromClient(peer, message))
+
+    def _knows(self, peer: bytes) -> bool:
+        """Return whether a client can send descriptors; else the rules refuse it."""
+        return peer in self.lifelines
+
+    def _pass(self, actions: list[passing.Action]) -> None:
+        """Carry out what follows from a SPAWN with descriptors, or for want of one."""
+        for action in actions:
+            match action:
+                case passing.Pass(peer, message, fds):
+                    self._passed = fds
+                    self.happen(registry.FromClient(peer, message))
+                    self._passed = ()
+                    close_all(fds)  # the worker has its own, if there is one
+                case passing.Refuse(peer, message, error):
+                    self._refuse(peer, message.request, error)
+                case passing.Close(fds):
+                    close_all(fds)
 
     def _refuse(self, peer: bytes, request: int, error: errors.EngineError) -> None:
         code, values = errors.encode(error)
@@ -292,15 +349,23 @@ class Server:
 
     def _on_line(self, line: Lifeline) -> None:
         try:
-            data = line.sock.recv(64)
+            brought = line.receive()
         except BlockingIOError:
             return
-        except ConnectionResetError:
-            data = b""
-        if not data:
+        for request, fds in brought or ():
+            self._take_fds(line.peer, request, fds)
+        if brought is None:
             self._end_lifeline(line)
         elif line.peer is not None:
             self.happen(registry.LeaseRenewed(line.peer))
+
+    def _take_fds(self, peer: bytes | None, request: int, fds: tuple[int, ...]) -> None:
+        if peer is None or max(fds, default=0) >= self.files - LAST_FDS:
+            close_all(fds)  # nobody yet, or few numbers are left
+            fds = ()
+        if peer is not None:
+            now = time.monotonic()
+            self._pass(self.passing.descriptors(peer, request, fds, now))
 
     def _end_lifeline(self, line: Lifeline) -> None:
         if line.sock.fileno() < 0:
@@ -312,6 +377,7 @@ class Server:
         if line.peer is not None:
             self.lifelines.pop(line.peer, None)
             self.outboxes.pop(line.peer, None)
+            self._pass(self.passing.gone(line.peer))
             self.happen(registry.ClientGone(line.peer))
 
     # -- workers ----------------------------------------------------------------
@@ -345,9 +411,14 @@ class Server:
 
     def _tell(self, worker: int, message: Message) -> None:
         leg = self.legs.get(worker)
-        if leg is not None:
-            leg.send(message, urgent=message.kind not in BULK)
-            self._watch_writes(leg)
+        if leg is None:
+            return
+        fds = self._passed if message.kind is Kind.START else ()
+        try:
+            leg.send(message, urgent=message.kind not in BULK, fds=fds)
+        except OSError as error:  # no room for more descriptors
+            self.happen(registry.WorkerGone(worker, error.errno or 0, proven=True))
+        self._watch_writes(leg)
 
     def _watch_writes(self, leg: Leg) -> None:
         """Have the loop flush a leg as long as it has not taken everything."""

@@ -213,6 +213,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
             "bytes": _whole(1),
             "release": _flag,
             "kill_on_drop": _flag,
+            "fds": _whole(0, 253),
         },
         payload=True,
     ),

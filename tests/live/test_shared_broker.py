@@ -650,6 +650,7 @@ async def test_a_late_or_stale_spawn_starts_nothing(
                 "bytes": 65536,
                 "release": False,
                 "kill_on_drop": True,
+                "fds": 0,
             }
             spawn = raw.message(Kind.SPAWN, body=body, payload=payload)
             for wrong in ({"epoch": raw.epoch - 1}, {"deadline": clock - 0.001}):

@@ -59,6 +59,7 @@ SPAWN = {
     "bytes": 4096,
     "release": False,
     "kill_on_drop": True,
+    "fds": 0,
 }
 KILL = {"grace": None, "timeout": 5.0, "cause": "killed", "release": False}
 RELEASE = KILL | {"release": True}

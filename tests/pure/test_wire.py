@@ -36,6 +36,7 @@ SPAWN = {
     "bytes": 1,
     "release": False,
     "kill_on_drop": True,
+    "fds": 0,
 }
 KILL = {"grace": None, "timeout": 5.0, "cause": "killed", "release": False}
 POLL = {"stdout": 0, "stderr": 0, "wait": 0.0, "mode": "output", "limit": 1}
@@ -69,6 +70,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "interrupt": st.booleans(),
     "release": st.booleans(),
     "kill_on_drop": st.booleans(),
+    "fds": st.integers(0, 253),
     "kind": st.text(max_size=64),
     "lease": seconds,
     "limit": positive,
@@ -276,6 +278,7 @@ def test_a_body_with_other_keys_is_refused_by_their_names(body: Any, odd: str) -
         (Kind.SPAWN, SPAWN, "chunks", 0),
         (Kind.SPAWN, SPAWN, "bytes", 2**63),
         (Kind.SPAWN, SPAWN, "kill_on_drop", 1),
+        (Kind.SPAWN, SPAWN, "fds", 254),
         (Kind.KILL, KILL, "grace", -0.1),
         (Kind.KILL, KILL, "timeout", math.nan),
         (Kind.KILL, KILL, "timeout", math.inf),

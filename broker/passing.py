@@ -1,0 +1,168 @@
+"""Descriptors on their way from a client to a worker: the frame, and the wait. Pure.
+
+They travel over the client's lifeline (SCM_RIGHTS), their SPAWN over ZeroMQ; nothing
+says which comes first. Each half waits here for the other, a SPAWN no longer than
+`WAIT`: then it is refused. Descriptors are numbers here, for the server to close.
+
+On the lifeline a frame is ::
+
+    "F" | descriptors u8 | request number of the SPAWN u64
+
+little endian, sent in one go, so that the descriptors come with its first byte. Every
+other byte is a sign of life.
+
+==========================  =========================  ============================
+what comes                  its other half is here     it is not
+==========================  =========================  ============================
+SPAWN                       `Pass`                     waits; in the end `Refuse`
+descriptors                 `Pass`                     wait; in the end `Close`
+the end of the client       `Close` what waits, and forget its SPAWNs
+==========================  =========================  ============================
+"""
+
+import errno
+import struct
+from typing import Final, NamedTuple
+
+from broker.errors import EngineError, ProtocolError, SpawnFailed
+from broker.wire import Message
+
+__all__ = [
+    "MAX_FDS",
+    "WAIT",
+    "Action",
+    "Close",
+    "Pass",
+    "Passing",
+    "Refuse",
+    "frame",
+    "parse",
+]
+
+MAX_FDS: Final = 253
+"""Descriptors that one frame brings at most: the kernel's SCM_MAX_FD."""
+WAIT: Final = 5.0
+"""Seconds that one half waits for the other: they are sent side by side."""
+HELD: Final = 4 * MAX_FDS
+"""Descriptors of one client that may wait at a time."""
+
+_FRAME: Final = struct.Struct("<cBQ")
+_MARK: Final = b"F"
+
+
+def frame(request: int, count: int) -> bytes:
+    """Return what announces `count` descriptors for the SPAWN of that number."""
+    return _FRAME.pack(_MARK, count, request)
+
+
+def parse(data: bytes) -> tuple[list[tuple[int, int]], bytes]:
+    """Return the frames in what a lifeline brought, and the beginning of one more.
+
+    Each is a request number and a count. Signs of life are left out.
+    """
+    found: list[tuple[int, int]] = []
+    while (at := data.find(_MARK)) >= 0:
+        data = data[at:]
+        if len(data) < _FRAME.size:
+            return found, data
+        _, count, request = _FRAME.unpack_from(data)
+        found.append((request, count))
+        data = data[_FRAME.size :]
+    return found, b""
+
+
+class Pass(NamedTuple):
+    """Take the SPAWN, with these descriptors for its START."""
+
+    peer: bytes
+    message: Message
+    fds: tuple[int, ...]
+
+
+class Refuse(NamedTuple):
+    """Answer the SPAWN with an error."""
+
+    peer: bytes
+    message: Message
+    error: EngineError
+
+
+class Close(NamedTuple):
+    """Close what nobody takes."""
+
+    fds: tuple[int, ...]
+
+
+Action = Pass | Refuse | Close
+_Key = tuple[bytes, int]
+
+
+class Passing:
+    """Halves that wait for each other, by client and request number."""
+
+    def __init__(self) -> None:
+        self._spawns: dict[_Key, tuple[Message, float]] = {}
+        self._fds: dict[_Key, tuple[tuple[int, ...], float]] = {}
+
+    def spawn(self, peer: bytes, message: Message, now: float) -> list[Action]:
+        """Take a SPAWN that needs descriptors."""
+        key = peer, message.request
+        if key in self._spawns:
+            fault = ProtocolError("a spawn of this number waits already")
+            return [Refuse(peer, message, fault)]
+        if key not in self._fds:
+            self._spawns[key] = message, now + WAIT
+            return []
+        fds, _ = self._fds.pop(key)
+        return _joined(peer, message, fds)
+
+    def descriptors(
+        self, peer: bytes, request: int, fds: tuple[int, ...], now: float
+    ) -> list[Action]:
+        """Take the descriptors for a SPAWN."""
+        key = peer, request
+        if key in self._spawns:
+            message, _ = self._spawns.pop(key)
+            return _joined(peer, message, fds)
+        held = sum(len(fds) for (p, _), (fds, _) in self._fds.items() if p == peer)
+        if key in self._fds or held + len(fds) > HELD:
+            return [Close(fds)]
+        self._fds[key] = fds, now + WAIT
+        return []
+
+    def gone(self, peer: bytes) -> list[Action]:
+        """Forget a client."""
+        for key in [key for key in self._spawns if key[0] == peer]:
+            del self._spawns[key]
+        keys = [key for key in self._fds if key[0] == peer]
+        return [Close(self._fds.pop(key)[0]) for key in keys]
+
+    def next_deadline(self) -> float | None:
+        """Return when `tick` is wanted, None while nothing waits."""
+        halves = *self._spawns.values(), *self._fds.values()
+        return min((ends for _, ends in halves), default=None)
+
+    def tick(self, now: float) -> list[Action]:
+        """End every wait that is over at time `now`."""
+        actions: list[Action] = []
+        for key, (message, ends) in list(self._spawns.items()):
+            if ends <= now:
+                del self._spawns[key]
+                late = SpawnFailed(errno.ETIMEDOUT, "pipe")
+                actions.append(Refuse(key[0], message, late))
+        for key, (fds, ends) in list(self._fds.items()):
+            if ends <= now:
+                del self._fds[key]
+                actions.append(Close(fds))
+        return actions
+
+
+def _joined(peer: bytes, message: Message, fds: tuple[int, ...]) -> list[Action]:
+    """Join the halves, unless some descriptors were lost on the way.
+
+    The kernel drops those for which the broker has no room.
+    """
+    if len(fds) == message.body["fds"]:
+        return [Pass(peer, message, fds)]
+    lost = SpawnFailed(errno.EMFILE, "pipe")
+    return [Refuse(peer, message, lost), Close(fds)]
