@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from actors import Engine, InvalidRequest, Limits, SpawnFailed
+from broker import passing
 from broker.wire import Kind
 from tests.helpers import eventually, parent
 from tests.live.children import client, engine_processes, program
@@ -178,16 +179,14 @@ async def test_s10_numbers_that_cannot_be_passed_are_refused(numbers: object) ->
         assert caught.value.field == "pass_fds"
 
 
-async def test_a_failed_start_keeps_no_descriptor() -> None:
-    async with Engine() as engine:
-        read, write = os.pipe()
-        with let_go(engine, write):
-            with pytest.raises(SpawnFailed) as caught:
-                await engine.spawn(["/no/such/program"], pass_fds=(write,))
-            assert (caught.value.errno, caught.value.step) == (errno.ENOENT, "exec")
-        os.close(write)
-        assert os.read(read, 1) == b""
-        os.close(read)
+async def test_s11_a_failed_start_is_told_and_keeps_no_descriptor() -> None:
+    numbers = free(60, 3)
+    with at(*numbers):
+        async with Engine() as engine:
+            with let_go(engine, *numbers):
+                with pytest.raises(SpawnFailed) as caught:
+                    await engine.spawn(["/no/such/program"], pass_fds=numbers)
+                assert (caught.value.errno, caught.value.step) == (errno.ENOENT, "exec")
 
 
 async def test_a_cancelled_spawn_keeps_no_descriptor() -> None:
@@ -265,11 +264,20 @@ async def test_a_killed_client_leaves_no_descriptor_in_a_shared_broker(
 ) -> None:
     endpoint = f"ipc://{tmp_path}/shared/broker.sock"
     read, write = os.pipe()
+    os.set_blocking(read, False)
     with serving(endpoint):
         with client(SENDS_AND_DIES, endpoint, str(write), pass_fds=(write,)):
             os.close(write)
-        assert await asyncio.to_thread(os.read, read, 1) == b""
+        # Sooner than by its waiting in vain.
+        eventually(lambda: is_at_end(read), passing.WAIT - 1.0)
     os.close(read)
+
+
+def is_at_end(fd: int) -> bool:
+    try:
+        return os.read(fd, 1) == b""
+    except BlockingIOError:
+        return False
 
 
 SENDS_AND_DIES = """
