@@ -88,8 +88,8 @@ class Spec:
     nothing. `kill_on_drop=False` and `detach_ttl` need a shared broker, which is for
     the engine to check.
 
-    This version refuses `detach_ttl`, `observe`, `on_full="evict"`,
-    `queue`, and the limits `output`, `tree_memory` and `tree_processes`.
+    This version refuses `detach_ttl`, `observe`, `on_full="evict"`, `queue`, and the
+    limits `output`, `tree_memory` and `tree_processes`.
 
     Attributes:
         argv: The command, a sequence of `str`, `bytes` or paths; with `shell=True` one
