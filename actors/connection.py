@@ -170,8 +170,9 @@ class Connection:
         launch = spec.launch(
             self._surroundings.read(), self.settings, scope or "", secrets.token_hex(16)
         )
-        if scope is not None:
-            launch = replace(launch, scratch=self.scratches.lock(scope))
+        lock = self.scratches.lock(scope or "")
+        if lock is not None:
+            launch = replace(launch, scratch=lock)
         token = spec.request_id or secrets.token_hex(16)
         body = {
             "token": token,
