@@ -175,8 +175,9 @@ class Connection:
             secrets.token_hex(16),
             paused=scope in self.paused,
         )
-        if scope is not None:
-            launch = replace(launch, scratch=self.scratches.lock(scope))
+        lock = self.scratches.lock(scope or "")
+        if lock is not None:
+            launch = replace(launch, scratch=lock)
         token = spec.request_id or secrets.token_hex(16)
         body = {
             "token": token,

@@ -85,6 +85,8 @@ class Scratches:
         What workers of a dead client still hold is tried again, beside the caller: they
         are ending their children just now, or keep them.
         """
+        if not self._root_exists():
+            return  # as for most engines: a thread would cost more than this look
         if await asyncio.to_thread(sweep, self._root):
             self._sweeping = asyncio.ensure_future(self._sweep_on())
 
@@ -93,6 +95,9 @@ class Scratches:
             await asyncio.sleep(pause)
             if not await asyncio.to_thread(sweep, self._root):
                 return
+
+    def _root_exists(self) -> bool:
+        return os.path.lexists(self._root)
 
     async def path(self, scope: str) -> Path:
         """Return the directory of an open scope; made once.
@@ -273,8 +278,6 @@ def sweep(root: bytes) -> bool:
     Returns:
         Whether something is left that the worker of a dead client holds.
     """
-    if not os.path.lexists(root):
-        return False
     try:
         top = RunDirectory.open(root)
     except InvalidRequest:

@@ -218,7 +218,7 @@ class RunDirectory:
     def sweep_stale(cls, root: bytes) -> list[bytes]:
         """Remove the run directories of dead engines below `root`; return their paths.
 
-        One that holds records or scratch directories is left for their recovery.
+        One that holds records is left for their recovery.
 
         Raises:
             InvalidRequest: `root` is not this user's alone.
@@ -260,8 +260,8 @@ class RunDirectory:
     def remove(self) -> None:
         """Remove the engine's files and, below a root, the directory.
 
-        A directory that holds anything else stays: records and scratch directories
-        outlive their engine until they are recovered.
+        A directory that holds anything else stays: records outlive their engine until
+        they are recovered.
 
         Raises:
             InvalidRequest: this object does not hold the lock.

@@ -180,7 +180,7 @@ async def test_s10_numbers_that_cannot_be_passed_are_refused(numbers: object) ->
 
 
 async def test_s11_a_failed_start_is_told_and_keeps_no_descriptor() -> None:
-    numbers = free(60, 3)
+    numbers = free(80, 60)  # where the worker would tell of the failure as well
     with at(*numbers):
         async with Engine() as engine:
             with let_go(engine, *numbers):
