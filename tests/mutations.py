@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 TREE = Path(__file__).resolve().parent.parent
 PARTS = ("actors", "broker", "tests", "setup.cfg", "tox.ini")
+PATIENCE = 300
+"""Seconds that a run of tests may take."""
 FAILED = 1
 """What pytest ends with when tests ran and some failed."""
 
@@ -131,13 +133,18 @@ def mutated(mutation: Mutation, tree: Path) -> str:
 
 
 def ended(tree: Path, *tests: str) -> int:
-    """Return what pytest ends with after these tests of a tree."""
+    """Return what pytest ends with after these tests of a tree.
+
+    Raises:
+        TimeoutExpired: they do not end.
+    """
     command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider"]
     return subprocess.run(
         [*command, *(f"tests/live/{test}" for test in tests)],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
+        timeout=PATIENCE,
         check=False,
     ).returncode
 

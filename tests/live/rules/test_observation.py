@@ -30,7 +30,7 @@ pytestmark = pytest.mark.live
 
 
 def elsewhere(call: Callable[[], Coroutine[Any, Any, object]]) -> None:
-    asyncio.run(call())
+    asyncio.run(asyncio.wait_for(call(), 5))
 
 
 async def test_s55_an_engine_belongs_to_the_loop_that_entered_it() -> None:
