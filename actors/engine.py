@@ -9,7 +9,7 @@ from actors import checks
 from actors.child import Child
 from actors.connection import Connection
 from actors.events import Completed, Info, KillReceipt, Snapshot
-from actors.run import run
+from actors.oneshot import run
 from actors.scope import Scope
 from actors.settings import Settings
 from actors.spec import Spec

@@ -7,7 +7,7 @@ from typing import Any, Self
 from actors.child import Child
 from actors.connection import Connection
 from actors.events import Completed, KillReceipt, Snapshot
-from actors.run import run
+from actors.oneshot import run
 from actors.spec import Spec
 from broker import errors
 
