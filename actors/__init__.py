@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from actors import blocking as blocking
+    from actors.blocking import run as run
     from actors.child import Child as Child
     from actors.engine import Engine as Engine
     from actors.events import (
@@ -72,6 +74,8 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "actors": "blocking",
+    "actors.blocking": "run",
     "actors.child": "Child",
     "actors.engine": "Engine",
     "actors.events": (
@@ -144,6 +148,8 @@ __all__ = [
     "WriteResult",
     "WrongProcess",
     "__version__",
+    "blocking",
+    "run",
 ]
 
 
@@ -151,6 +157,8 @@ def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if home == __name__:
+        return import_module(f"{home}.{name}")
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

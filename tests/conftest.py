@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from actors import portal
 from broker import tree
-from tests.faces import FACES
+from tests import faces
 from tests.helpers import NOT_BLOCKED, eventually
 
 settings.register_profile("patient", deadline=None)  # a busy machine proves nothing
@@ -44,10 +45,13 @@ def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runtime")
 
 
-@pytest.fixture(params=list(FACES))
-def opened(request: pytest.FixtureRequest) -> Callable[..., Any]:
+@pytest.fixture(params=list(faces.FACES))
+def opened(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
     """Return what opens an engine of either face: `async with opened() as engine:`."""
-    return FACES[request.param]
+    monkeypatch.setattr(portal, "wait_for", faces.wait_for)
+    return faces.FACES[request.param]
 
 
 @pytest.fixture(autouse=True)
