@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Usage as Usage,
         WriteResult as WriteResult,
     )
+    from actors.many import Results as Results
     from actors.scope import Scope as Scope
     from actors.settings import (
         Limits as Limits,
@@ -83,6 +84,7 @@ _HOMES = {
         "Piece PollResult Snapshot StreamAbandoned StreamEof StreamError Survivor "
         "Usage WriteResult"
     ),
+    "actors.many": "Results",
     "actors.scope": "Scope",
     "actors.settings": "Limits OutputPolicy Settings TtySize Watch",
     "actors.spec": "AGENT_ENV Spec",
@@ -125,6 +127,7 @@ __all__ = [
     "PollResult",
     "ProtocolError",
     "Reader",
+    "Results",
     "RuntimeContext",
     "Scope",
     "ServiceFailed",

@@ -19,14 +19,16 @@ nothing, `kill`, `terminate` and `aclose` go on. `yield_on` and a scope's `cance
 import asyncio
 import concurrent.futures
 import threading
+from asyncio import FIRST_COMPLETED
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Literal, Self
 
 import actors.child
 import actors.engine
+import actors.many
 import actors.scope
 import actors.streams
 from actors import checks
@@ -42,11 +44,12 @@ from actors.events import (
     Snapshot,
     WriteResult,
 )
+from actors.many import Item
 from actors.portal import Portal, check_context, fired
 from actors.settings import Settings
 from broker import errors
 
-__all__ = ["Child", "Engine", "EventStream", "Reader", "Scope", "run"]
+__all__ = ["Child", "Engine", "EventStream", "Reader", "Results", "Scope", "run"]
 
 Cancel = threading.Event | concurrent.futures.Future[Any]
 
@@ -151,6 +154,30 @@ class Engine:
             )
         )
 
+    def map(
+        self,
+        specs: Iterable[Any],
+        *,
+        concurrency: int | None = None,
+        ordered: bool = False,
+    ) -> "Results":
+        """Run many commands, a few at a time; iterate over their results.
+
+        A `Completed` each, or the `EngineError` of one that did not come to that, with
+        a note that numbers its spec. Leaving the iterator ends what runs.
+
+        Args:
+            specs: `Spec`s or argvs, which may be endless: pulled as places get free, in
+                the thread that iterates.
+            concurrency: how many run at once; as many as there are processors unless
+                told. No more results wait to be taken, in order twice as many.
+            ordered: give the results in the order of `specs`, not as they end.
+
+        Raises:
+            InvalidRequest: an argument is not valid.
+        """
+        return _map(self._portal, self._engine.map, specs, concurrency, ordered=ordered)
+
     def scope(
         self, name: str | None = None, *, cancel: Cancel | None = None
     ) -> "Scope":
@@ -247,6 +274,31 @@ class Scope:
                 argv, input=input, timeout=timeout, check=check, limit=limit, **options
             )
         )
+
+    def map(
+        self,
+        specs: Iterable[Any],
+        *,
+        concurrency: int | None = None,
+        ordered: bool = False,
+    ) -> "Results":
+        """Run many commands in this scope, a few at a time; iterate over their results.
+
+        A `Completed` each, or the `EngineError` of one that did not come to that, with
+        a note that numbers its spec. Leaving the iterator ends what runs.
+
+        Args:
+            specs: `Spec`s or argvs, which may be endless: pulled as places get free, in
+                the thread that iterates.
+            concurrency: how many run at once; as many as there are processors unless
+                told. No more results wait to be taken, in order twice as many.
+            ordered: give the results in the order of `specs`, not as they end.
+
+        Raises:
+            InvalidRequest: an argument is not valid.
+            SessionNotFound: the scope is closed.
+        """
+        return _map(self._portal, self._scope.map, specs, concurrency, ordered=ordered)
 
     def children(self) -> list[Snapshot]:
         """Return this scope's live sessions, by id.
@@ -609,6 +661,108 @@ class Reader:
         _close(self._portal, self._reader.aclose)
 
 
+class Results:
+    """The results of many commands, as they end; an iterator, for one thread.
+
+    Made by `Engine.map` and `Scope.map`; see `actors.Results`.
+    """
+
+    def __init__(
+        self,
+        portal: Portal,
+        results: actors.many.Results,
+        specs: Iterator[Any],
+        feed: "_Feed",
+    ) -> None:
+        self._portal = portal
+        self._results = results
+        self._specs = specs
+        self._feed = feed
+        self._unread: deque[Item] = deque()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Item:
+        with suppress(IndexError):
+            return self._unread.popleft()
+        try:
+            while True:
+                found = self._portal.call(self._step, self._keep)
+                if found is not None:
+                    return found
+                self._pull()
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def _keep(self, found: "Item | None") -> None:
+        if found is not None:
+            self._unread.append(found)
+
+    async def _step(self) -> "Item | None":
+        """Return the next result, or None when another spec is wanted first."""
+        wanted = asyncio.ensure_future(self._feed.wanted.wait())
+        result = asyncio.ensure_future(anext(self._results))
+        try:
+            await asyncio.wait((wanted, result), return_when=FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if result.done():
+                self._keep(result.result())
+            raise
+        finally:
+            wanted.cancel()
+            result.cancel()  # if it is not there yet: nothing is taken then
+        return result.result() if result.done() else None
+
+    def _pull(self) -> None:
+        try:
+            spec = next(self._specs)
+        except StopIteration:
+            self._portal.plain(lambda: self._feed.put(StopAsyncIteration()))
+        except Exception as error:
+            failure = error
+            self._portal.plain(lambda: self._feed.put(failure))
+        else:
+            self._portal.plain(lambda: self._feed.put(spec))
+
+    def aclose(self) -> None:
+        """End what runs; harmless to repeat."""
+        self._unread.clear()
+        _close(self._portal, self._results.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.aclose()
+
+
+class _Feed:
+    """Specs on their way from the thread that iterates into the loop."""
+
+    def __init__(self) -> None:
+        self.wanted = asyncio.Event()
+        self._given: asyncio.Future[Any]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._given = asyncio.get_running_loop().create_future()
+        self.wanted.set()
+        return await self._given
+
+    def put(self, spec: Any) -> None:
+        """Hand over what was wanted; an exception is raised there."""
+        self.wanted.clear()
+        if self._given.done():
+            return  # cancelled: nobody wants it any more
+        if isinstance(spec, Exception):
+            self._given.set_exception(spec)
+        else:
+            self._given.set_result(spec)
+
+
 def run(
     argv: Any,
     *,
@@ -676,6 +830,25 @@ def _joined(first: PollResult, second: PollResult) -> PollResult:
 def _check_cancel(name: str, value: object) -> None:
     if not isinstance(value, threading.Event | concurrent.futures.Future):
         raise errors.InvalidRequest(name, "is a threading.Event or a future")
+
+
+def _map(
+    portal: Portal,
+    start: Callable[..., actors.many.Results],
+    specs: Iterable[Any],
+    concurrency: int | None,
+    *,
+    ordered: bool,
+) -> Results:
+    if isinstance(specs, str | bytes) or not isinstance(specs, Iterable):
+        raise errors.InvalidRequest("specs", "is an iterable of specs or commands")
+
+    def make() -> Results:
+        feed = _Feed()
+        results = start(feed, concurrency=concurrency, ordered=ordered)
+        return Results(portal, results, iter(specs), feed)
+
+    return portal.plain(make)
 
 
 async def _fired(cancel: Cancel) -> None:

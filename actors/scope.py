@@ -1,12 +1,13 @@
 """Scopes: named groups of children with one owner, which end together."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any, Self
 
 from actors.child import Child
 from actors.connection import Connection
 from actors.events import Completed, KillReceipt, Snapshot
+from actors.many import Results
 from actors.oneshot import run
 from actors.spec import Spec
 from broker import errors
@@ -87,6 +88,39 @@ class Scope:
             check=check,
             check_open=self._check,
             options=options,
+        )
+
+    def map(
+        self,
+        specs: Iterable[Any] | AsyncIterable[Any],
+        *,
+        concurrency: int | None = None,
+        ordered: bool = False,
+    ) -> Results:
+        """Run many commands in this scope, a few at a time; iterate over their results.
+
+        A `Completed` each, or the `EngineError` of one that did not come to that, with
+        a note that numbers its spec. Leaving the iterator ends what runs.
+
+        Args:
+            specs: `Spec`s or argvs, which may be endless: pulled as places get free.
+                A plain iterable must not block: it is pulled within the loop.
+            concurrency: how many run at once; as many as there are processors unless
+                told. No more results wait to be taken, in order twice as many.
+            ordered: give the results in the order of `specs`, not as they end.
+
+        Raises:
+            InvalidRequest: an argument is not valid.
+            SessionNotFound: the scope is closed.
+        """
+        self._check()
+        return Results(
+            self._connection,
+            self.name,
+            specs,
+            concurrency=concurrency,
+            ordered=ordered,
+            check_open=self._check,
         )
 
     async def children(self) -> list[Snapshot]:
