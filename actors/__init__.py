@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         TtySize as TtySize,
         Watch as Watch,
     )
+    from actors.shell import Shell as Shell
     from actors.spec import (
         AGENT_ENV as AGENT_ENV,
         Spec as Spec,
@@ -87,6 +88,7 @@ _HOMES = {
     "actors.many": "Results",
     "actors.scope": "Scope",
     "actors.settings": "Limits OutputPolicy Settings TtySize Watch",
+    "actors.shell": "Shell",
     "actors.spec": "AGENT_ENV Spec",
     "actors.streams": "EventStream Reader",
     "broker.errors": (
@@ -134,6 +136,7 @@ __all__ = [
     "SessionNotFound",
     "SessionOwned",
     "Settings",
+    "Shell",
     "ShellEnded",
     "Snapshot",
     "SpawnFailed",

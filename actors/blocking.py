@@ -30,6 +30,7 @@ import actors.child
 import actors.engine
 import actors.many
 import actors.scope
+import actors.shell
 import actors.streams
 from actors import checks
 from actors.child import Data
@@ -49,7 +50,16 @@ from actors.portal import Portal, check_context, fired
 from actors.settings import Settings
 from broker import errors
 
-__all__ = ["Child", "Engine", "EventStream", "Reader", "Results", "Scope", "run"]
+__all__ = [
+    "Child",
+    "Engine",
+    "EventStream",
+    "Reader",
+    "Results",
+    "Scope",
+    "Shell",
+    "run",
+]
 
 Cancel = threading.Event | concurrent.futures.Future[Any]
 
@@ -299,6 +309,27 @@ class Scope:
             SessionNotFound: the scope is closed.
         """
         return _map(self._portal, self._scope.map, specs, concurrency, ordered=ordered)
+
+    def shell(
+        self, argv: Any = ("bash", "--noprofile", "--norc"), **options: Any
+    ) -> "Shell":
+        """Start a persistent shell that this scope owns.
+
+        Args:
+            argv: bash, or a shell that understands its language.
+            options: see `actors.Scope.shell`.
+
+        Raises:
+            InvalidRequest, SpawnFailed, CapacityExceeded, SessionNotFound, ShellEnded,
+            TimedOut: see there.
+        """
+        portal = self._portal
+
+        def undo(shell: actors.shell.Shell) -> None:
+            portal.call(shell.aclose)
+
+        call = lambda: self._scope.shell(argv, **options)  # noqa: E731 - one call
+        return Shell(portal, portal.call(call, undo))
 
     def children(self) -> list[Snapshot]:
         """Return this scope's live sessions, by id.
@@ -659,6 +690,59 @@ class Reader:
     def aclose(self) -> None:
         """Give the cursor up."""
         _close(self._portal, self._reader.aclose)
+
+
+class Shell:
+    """A persistent shell; made by `Scope.shell`, see `actors.Shell`.
+
+    Commands that several threads ask for at once queue up.
+    """
+
+    def __init__(self, portal: Portal, shell: actors.shell.Shell) -> None:
+        self._portal = portal
+        self._shell = shell
+
+    @property
+    def id(self) -> int:
+        """The session's number."""
+        return self._shell.id
+
+    @property
+    def pid(self) -> int:
+        """The process id of the shell."""
+        return self._shell.pid
+
+    def run(
+        self, command: Data, *, timeout: float | None = None, limit: int | None = None
+    ) -> Completed:
+        """Run a command in the shell, and return its output and exit status.
+
+        Args:
+            command: any script: text as UTF-8, or bytes.
+            timeout: seconds; then the command is interrupted.
+            limit: bytes of output to keep.
+
+        Raises:
+            InvalidRequest, TimedOut, OutputLimitExceeded, ShellEnded, BrokerLost,
+            SessionNotFound: see `actors.Shell.run`.
+        """
+        return self._portal.call(
+            lambda: self._shell.run(command, timeout=timeout, limit=limit)
+        )
+
+    def aclose(self) -> None:
+        """End the shell and everything it started; harmless to repeat.
+
+        Raises:
+            EngineError: its tree could not be proven gone.
+        """
+        _close(self._portal, self._shell.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.aclose()
 
 
 class Results:

@@ -9,6 +9,7 @@ from actors.connection import Connection
 from actors.events import Completed, KillReceipt, Snapshot
 from actors.many import Results
 from actors.oneshot import run
+from actors.shell import Shell, shell_argv, shell_options
 from actors.spec import Spec
 from broker import errors
 
@@ -122,6 +123,24 @@ class Scope:
             ordered=ordered,
             check_open=self._check,
         )
+
+    async def shell(
+        self, argv: Any = ("bash", "--noprofile", "--norc"), **options: Any
+    ) -> Shell:
+        """Start a persistent shell that this scope owns.
+
+        Args:
+            argv: bash, or a shell that understands its language.
+            options: see `Spec`; its streams and their retention are the shell's own
+                matter.
+
+        Raises:
+            InvalidRequest, SpawnFailed, CapacityExceeded, SessionNotFound: as for
+                `spawn`.
+            ShellEnded, TimedOut: the program does not behave as a shell.
+        """
+        child = await self.spawn(shell_argv(argv), **shell_options(options))
+        return await Shell.opened(child, self._connection.settings)
 
     async def children(self) -> list[Snapshot]:
         """Return this scope's live sessions, by id.

@@ -14,8 +14,8 @@ from tests.live.children import LEAVES_ON_CUE, REST, drained, program, until
 
 pytestmark = pytest.mark.live
 
-TWINS = ["Engine", "Scope", "Child", "EventStream", "Reader"]
-OF_THE_ENGINE = {"feed"}
+TWINS = ["Engine", "Scope", "Child", "EventStream", "Reader", "Results", "Shell"]
+OF_THE_ENGINE = {"feed", "opened"}
 """Methods that only other modules of the package call."""
 
 
