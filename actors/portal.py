@@ -140,8 +140,9 @@ class Portal:
         """End what nobody closed, as the interpreter ends."""
         if self._stopping or not self.here():
             return
+        self._finalizer.detach()  # finalizers do nothing any more at this time
         try:
-            self._finalizer()
+            _abandoned(self._loop, self._stop, self._process)
         finally:  # the warning may be made an error
             self._thread.join(EXIT_PATIENCE)
 
