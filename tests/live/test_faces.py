@@ -9,7 +9,7 @@ import pytest
 
 import actors
 from actors import Chunk, Closed, Exited, InvalidRequest, TimedOut, blocking
-from tests.helpers import NOT_BLOCKED, gone, tag
+from tests.helpers import FOREVER, NOT_BLOCKED, gone, tag
 from tests.live.children import LEAVES_ON_CUE, REST, drained, program, until
 
 pytestmark = pytest.mark.live
@@ -113,7 +113,7 @@ async def test_s56_a_cancelled_run_leaves_no_child(opened: Any) -> None:
 async def test_s56_a_cancelled_poll_consumes_nothing(opened: Any) -> None:
     async with opened() as engine, engine.scope() as scope:
         child = await scope.spawn(program("write(b'kept'); rest()"))
-        poll = asyncio.create_task(child.poll(wait=NOT_BLOCKED, mode="completion"))
+        poll = asyncio.create_task(child.poll(wait=FOREVER, mode="completion"))
         assert (await child.reader().read()).data == b"kept"
         poll.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -127,7 +127,7 @@ async def test_s56_cancelled_readers_and_iterators_consume_nothing(opened: Any) 
         events, reader = child.events(), child.reader()
         waits = [
             asyncio.create_task(anext(events)),
-            asyncio.create_task(reader.read(wait=NOT_BLOCKED)),
+            asyncio.create_task(reader.read(wait=FOREVER)),
             asyncio.create_task(child.wait()),
         ]
         await child.snapshot()
