@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from actors import blocking as blocking
+    from actors.blocking import run as run
     from actors.child import Child as Child
     from actors.engine import Engine as Engine
     from actors.events import (
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         Usage as Usage,
         WriteResult as WriteResult,
     )
+    from actors.many import Results as Results
     from actors.scope import Scope as Scope
     from actors.screen import Screen as Screen
     from actors.settings import (
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
         TtySize as TtySize,
         Watch as Watch,
     )
+    from actors.shell import Shell as Shell
     from actors.spec import (
         AGENT_ENV as AGENT_ENV,
         Spec as Spec,
@@ -80,6 +84,8 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "actors": "blocking",
+    "actors.blocking": "run",
     "actors.child": "Child",
     "actors.engine": "Engine",
     "actors.events": (
@@ -87,9 +93,11 @@ _HOMES = {
         "Match Piece PollResult Snapshot Stats StreamAbandoned StreamEof StreamError "
         "Survivor Usage WriteResult"
     ),
+    "actors.many": "Results",
     "actors.scope": "Scope",
     "actors.screen": "Screen",
     "actors.settings": "Limits OutputPolicy Settings TtySize Watch",
+    "actors.shell": "Shell",
     "actors.spec": "AGENT_ENV Spec",
     "actors.streams": "EventStream Reader",
     "actors.text": "Abridged abridge",
@@ -134,6 +142,7 @@ __all__ = [
     "PollResult",
     "ProtocolError",
     "Reader",
+    "Results",
     "RuntimeContext",
     "Scope",
     "Screen",
@@ -141,6 +150,7 @@ __all__ = [
     "SessionNotFound",
     "SessionOwned",
     "Settings",
+    "Shell",
     "ShellEnded",
     "Snapshot",
     "SpawnFailed",
@@ -160,6 +170,8 @@ __all__ = [
     "WrongProcess",
     "__version__",
     "abridge",
+    "blocking",
+    "run",
 ]
 
 
@@ -167,6 +179,8 @@ def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if home == __name__:
+        return import_module(f"{home}.{name}")
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

@@ -111,6 +111,11 @@ class Child:
         return None if status is None else status.returncode
 
     @property
+    def status(self) -> ExitStatus | None:
+        """None while it runs, then how it ended; it turns without a call."""
+        return self._record.status
+
+    @property
     def ended(self) -> bool:
         """Whether the child has ended, however."""
         return self._record.status is not None

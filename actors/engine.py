@@ -2,14 +2,15 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, Iterable
 from typing import Any, Final, Self
 
 from actors import checks
 from actors.child import Child
 from actors.connection import Connection
 from actors.events import Completed, Info, KillReceipt, Snapshot
-from actors.run import run
+from actors.many import Results
+from actors.oneshot import run
 from actors.scope import Scope
 from actors.settings import Settings
 from actors.spec import Spec
@@ -142,6 +143,38 @@ class Engine:
             check_open=connection.check,
             deadline=asyncio.timeout,
             options=options,
+        )
+
+    def map(
+        self,
+        specs: Iterable[Any] | AsyncIterable[Any],
+        *,
+        concurrency: int | None = None,
+        ordered: bool = False,
+    ) -> Results:
+        """Run many commands, a few at a time; iterate over their results.
+
+        A `Completed` each, or the `EngineError` of one that did not come to that, with
+        a note that numbers its spec. Leaving the iterator ends what runs.
+
+        Args:
+            specs: `Spec`s or argvs, which may be endless: pulled as places get free.
+                A plain iterable must not block: it is pulled within the loop.
+            concurrency: how many run at once; as many as there are processors unless
+                told. No more results wait to be taken, in order twice as many.
+            ordered: give the results in the order of `specs`, not as they end.
+
+        Raises:
+            InvalidRequest: an argument is not valid.
+        """
+        connection = self._connection()
+        return Results(
+            connection,
+            None,
+            specs,
+            concurrency=concurrency,
+            ordered=ordered,
+            check_open=connection.check,
         )
 
     def scope(

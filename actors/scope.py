@@ -1,7 +1,7 @@
 """Scopes: named groups of children with one owner, which end together."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -9,8 +9,10 @@ from typing import Any, Self
 from actors.child import Child
 from actors.connection import Connection
 from actors.events import Completed, KillReceipt, Snapshot
+from actors.many import Results
+from actors.oneshot import run
 from actors.pause import Timeouts
-from actors.run import run
+from actors.shell import Shell, shell_argv, shell_options
 from actors.spec import Spec
 from broker import errors
 
@@ -93,6 +95,57 @@ class Scope:
             deadline=self._timeouts.timeout,
             options=options,
         )
+
+    def map(
+        self,
+        specs: Iterable[Any] | AsyncIterable[Any],
+        *,
+        concurrency: int | None = None,
+        ordered: bool = False,
+    ) -> Results:
+        """Run many commands in this scope, a few at a time; iterate over their results.
+
+        A `Completed` each, or the `EngineError` of one that did not come to that, with
+        a note that numbers its spec. Leaving the iterator ends what runs.
+
+        Args:
+            specs: `Spec`s or argvs, which may be endless: pulled as places get free.
+                A plain iterable must not block: it is pulled within the loop.
+            concurrency: how many run at once; as many as there are processors unless
+                told. No more results wait to be taken, in order twice as many.
+            ordered: give the results in the order of `specs`, not as they end.
+
+        Raises:
+            InvalidRequest: an argument is not valid.
+            SessionNotFound: the scope is closed.
+        """
+        self._check()
+        return Results(
+            self._connection,
+            self.name,
+            specs,
+            concurrency=concurrency,
+            ordered=ordered,
+            check_open=self._check,
+        )
+
+    async def shell(
+        self, argv: Any = ("bash", "--noprofile", "--norc"), **options: Any
+    ) -> Shell:
+        """Start a persistent shell that this scope owns.
+
+        Args:
+            argv: bash, or a shell that understands its language.
+            options: see `Spec`; its streams and their retention are the shell's own
+                matter.
+
+        Raises:
+            InvalidRequest, SpawnFailed, CapacityExceeded, SessionNotFound: as for
+                `spawn`.
+            ShellEnded, TimedOut: the program does not behave as a shell.
+        """
+        child = await self.spawn(shell_argv(argv), **shell_options(options))
+        return await Shell.opened(child, self._connection.settings)
 
     async def children(self) -> list[Snapshot]:
         """Return this scope's live sessions, by id.

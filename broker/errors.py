@@ -297,19 +297,31 @@ class AlreadyRunning(EngineError):
     code = "already-running"
 
 
-class ShellEnded(EngineError):
-    """The persistent shell itself has ended."""
+class ShellEnded(_WithOutput):
+    """The persistent shell itself has ended.
+
+    `status` is its exit status; `stdout` and `stderr` are what its last command wrote,
+    for that command's caller.
+    """
 
     code = "shell-ended"
-    fields = ("status", "message")
-    local_fields = ("status",)
+    fields = ("status", "message", "stdout", "stderr")
+    local_fields = ("status", "stdout", "stderr")
 
     # An exit status; its class belongs to the floors above.
     status: Any
 
-    def __init__(self, status: object = None, message: str = "") -> None:
+    def __init__(
+        self,
+        status: object = None,
+        message: str = "",
+        stdout: bytes = b"",
+        stderr: bytes = b"",
+    ) -> None:
         super().__init__(message)
         self.status = status
+        self.stdout = stdout
+        self.stderr = stderr
 
 
 class ServiceFailed(EngineError):

@@ -5,13 +5,16 @@ import gc
 import inspect
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from actors import portal
 from broker import tree
+from tests import faces
 from tests.helpers import NOT_BLOCKED, eventually
 
 settings.register_profile("patient", deadline=None)  # a busy machine proves nothing
@@ -41,6 +44,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture(scope="session")
 def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runtime")
+
+
+@pytest.fixture(params=list(faces.FACES))
+def opened(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Return what opens an engine of either face: `async with opened() as engine:`."""
+    monkeypatch.setattr(portal, "wait_for", faces.wait_for)
+    return faces.FACES[request.param]
 
 
 @pytest.fixture(autouse=True)

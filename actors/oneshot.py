@@ -40,7 +40,33 @@ async def run(
     data = None if input is None else as_bytes("input", input)
     checks.optional(checks.seconds)("timeout", timeout)
     checks.optional(checks.whole(0))("limit", limit)
-    spec = Spec(argv, **_with_input(options, data))
+    done = await run_spec(
+        connection,
+        scope,
+        Spec(argv, **_with_input(options, data)),
+        data=data,
+        timeout=timeout,
+        limit=limit,
+        check_open=check_open,
+        deadline=deadline,
+    )
+    if check:
+        _check_code(done)
+    return done
+
+
+async def run_spec(
+    connection: Connection,
+    scope: str | None,
+    spec: Spec,
+    *,
+    data: bytes | None = None,
+    timeout: float | None = None,
+    limit: int | None = None,
+    check_open: Callable[[], None],
+    deadline: Deadline = asyncio.timeout,
+) -> Completed:
+    """Run a spec to its end; of `data` what did not fit into the spec is written."""
     capture = _capture(connection, spec, limit)
     try:
         record = await connection.start(spec, scope, capture)
@@ -57,7 +83,7 @@ async def run(
         await _await_capture(child, capture, timeout, deadline)
         if record.released:
             raise errors.SessionNotFound("its scope closed meanwhile")
-        done = completed(record, capture, limit)
+        return completed(record, capture, limit)
     finally:
         capture.stop()
         if feeding is not None:
@@ -66,9 +92,6 @@ async def run(
             connection.drop(record)  # it did not come to its end, which releases it
         else:
             connection.forget(record)
-    if check:
-        _check_code(done)
-    return done
 
 
 def _with_input(options: dict[str, Any], data: bytes | None) -> dict[str, Any]:

@@ -1,0 +1,261 @@
+"""What only the blocking face has: threads, Ctrl-C, forks, the interpreter's end."""
+
+import asyncio
+import concurrent.futures
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import actors
+from actors import RuntimeContext, WrongProcess, embedded, portal
+from actors.blocking import Engine
+from tests.helpers import NOT_BLOCKED, eventually, gone, tag, tagged
+from tests.live.children import REST, client, program
+
+pytestmark = pytest.mark.live
+
+
+def python(*words: str, **options: Any) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *words],
+        env=embedded.environment(),
+        capture_output=True,
+        text=True,
+        timeout=NOT_BLOCKED,
+        check=False,
+        **options,
+    )
+
+
+def test_s55_one_call_runs_a_command() -> None:
+    done = actors.run(["cat"], input="plum", check=True, timeout=NOT_BLOCKED)
+    assert done.stdout == b"plum"
+
+
+def test_s55_many_threads_may_call_at_once() -> None:
+    with Engine() as engine, concurrent.futures.ThreadPoolExecutor(8) as threads:
+        calls = threads.map(lambda n: engine.run(["echo", str(n)]).text, range(24))
+        assert list(calls) == [f"{n}\n" for n in range(24)]
+
+
+async def test_s55_a_blocking_call_in_a_running_loop_is_refused() -> None:
+    engine = Engine()
+    with pytest.raises(RuntimeContext, match="loop"):
+        engine.__enter__()
+    with pytest.raises(RuntimeContext, match="loop"):
+        actors.run(["true"])
+    with pytest.raises(RuntimeContext, match="enter"):
+        engine.scope()
+    await asyncio.to_thread(engine.__enter__)
+    try:
+        with pytest.raises(RuntimeContext, match="loop"):
+            engine.info()
+        with pytest.raises(RuntimeContext, match="loop"):
+            engine.aclose()
+    finally:
+        await asyncio.to_thread(engine.aclose)
+
+
+def test_s55_an_engine_is_entered_once() -> None:
+    with Engine() as engine, pytest.raises(RuntimeContext, match="once"):
+        engine.__enter__()
+
+
+SCRIPT = """
+import actors
+with actors.blocking.Engine() as engine:
+    print(engine.run(["echo", "plum"]).text, end="")
+"""
+
+
+@pytest.mark.parametrize("way", ["file", "-c", "stdin"])
+def test_s55_it_works_without_a_main_guard(way: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    words = {"file": [str(script)], "-c": ["-c", SCRIPT], "stdin": ["-"]}[way]
+    done = python("-W", "error", *words, input=SCRIPT)
+    assert (done.stdout, done.stderr, done.returncode) == ("plum\n", "", 0)
+
+
+LEAVES_OPEN = """
+import actors, sys
+engine = actors.blocking.Engine().__enter__()
+child = engine.spawn(["sleep", "150"], arg0=sys.argv[1])
+print(child.pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize("warn", ["ignore", "default"])
+def test_s55_an_engine_nobody_closed_ends_with_the_interpreter(warn: str) -> None:
+    word = tag()
+    done = python("-W", warn, "-c", LEAVES_OPEN, word)
+    assert done.returncode == 0
+    assert ("never closed" in done.stderr) is (warn == "default")
+    assert "Traceback" not in done.stderr
+    gone(word)
+
+
+def test_s42_a_collected_engine_ends_its_children() -> None:
+    word = tag()
+    engine = Engine().__enter__()
+    child = engine.spawn(program(REST, word))
+    held = [engine, child]
+    del engine, child
+    with pytest.warns(ResourceWarning, match="never closed"):
+        held.clear()
+    gone(word)
+
+
+INTERRUPTED = """
+def up():
+    print("up", flush=True)
+def main(engine, word):
+    argv = ["sleep", "150"]
+    try:
+        {call}
+    except KeyboardInterrupt:
+        print("interrupted", len(engine.children()), flush=True)
+with actors.blocking.Engine() as engine:
+    main(engine, sys.argv[1])
+    print(engine.run(["echo", "fine"]).text, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "left"),
+    [
+        ("up(); engine.run(argv, arg0=word)", 0),
+        ("kept = engine.spawn(argv, arg0=word); up(); kept.wait()", 1),
+    ],
+)
+def test_s56_ctrl_c_interrupts_what_waits(call: str, left: int) -> None:
+    word = tag()
+    with client(INTERRUPTED.format(call=call), word) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        # Its own command line holds the word as well.
+        eventually(lambda: len(tagged(word)) == 2)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == b"interrupted %d\nfine\n\n" % left
+    assert process.returncode == 0
+    gone(word)
+
+
+def interrupted_as_it_comes(call: Callable[[], Any]) -> None:
+    """Make a call whose answer is there when its thread is interrupted."""
+    calls = []
+
+    def wait_for(outcome: "concurrent.futures.Future[Any]") -> None:
+        concurrent.futures.wait((outcome,))
+        calls.append(outcome)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(portal, "wait_for", wait_for)
+        with pytest.raises(KeyboardInterrupt):
+            call()
+
+
+def test_s56_what_came_as_its_thread_was_interrupted_is_not_lost() -> None:
+    with Engine() as engine, engine.scope() as scope:
+        child = scope.spawn(["cat"], stdin="pipe")
+        events, reader = child.events(), child.reader()
+        child.write("one")
+        interrupted_as_it_comes(lambda: next(events))
+        interrupted_as_it_comes(reader.read)
+        interrupted_as_it_comes(lambda: child.poll(mode="output"))
+        assert next(events).data == b"one"  # type: ignore[union-attr]  # a chunk
+        assert reader.read().data == b"one"
+        seen = child.poll("two", wait=NOT_BLOCKED)
+        assert (seen.stdout, seen.text) == (b"onetwo", "onetwo")
+        interrupted_as_it_comes(lambda: child.poll("six", wait=NOT_BLOCKED))
+        assert child.poll().stdout == b"six"
+
+
+def test_s56_a_spawn_interrupted_as_it_succeeds_leaves_no_child() -> None:
+    word = tag()
+    with Engine() as engine, engine.scope() as scope:
+        interrupted_as_it_comes(lambda: scope.spawn(program(REST, word)))
+        gone(word)
+        interrupted_as_it_comes(scope.shell)
+        assert scope.children() == []
+
+
+def test_s57_a_result_that_came_as_its_thread_was_interrupted_is_kept() -> None:
+    with Engine() as engine:
+        results = engine.map([["echo", "one"]], concurrency=1)
+        assert results._portal.call(results._step) is None
+        results._pull()
+
+        async def step() -> Any:
+            while (found := await results._step()) is None:
+                pass
+            return found
+
+        interrupted_as_it_comes(lambda: results._portal.call(step, results._keep))
+        (done,) = results
+        assert isinstance(done, actors.Completed)
+        assert done.text == "one\n"
+
+
+def test_s44_a_forked_copy_is_refused_and_harmless() -> None:
+    with Engine() as engine, engine.scope() as scope:
+        child = scope.spawn(["cat"], stdin="pipe")
+        copy = os.fork()
+        if copy == 0:
+            os._exit(forked(engine, scope, child))
+        assert os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == 0
+        assert child.poll("plum", wait=NOT_BLOCKED).stdout == b"plum"
+
+
+def forked(*objects: Any) -> int:
+    """Return 0 if every call of a forked copy was refused."""
+    signal.alarm(10)
+    engine, scope, child = objects
+    calls = [engine.info, scope.children, scope.aclose, child.wait, child.aclose]
+    for call in calls:
+        try:
+            call()
+        except WrongProcess:
+            continue
+        return 1
+    engine.aclose()  # nothing of it is here
+    portal._at_exit()
+    return 0
+
+
+def test_s4_a_status_outlives_the_engine() -> None:
+    with Engine() as engine:
+        child = engine.spawn(["false"])
+        assert child.wait(NOT_BLOCKED).code == 1
+        lasting = engine.spawn(["sleep", "150"])
+        reader, scope = child.reader(), engine.scope()
+    assert child.wait().code == 1
+    child.aclose()
+    reader.aclose()
+    assert scope.aclose() == 0
+    with pytest.raises(actors.BrokerLost):
+        child.poll()
+    assert lasting.status is None or lasting.status.signal == signal.SIGKILL
+
+
+def test_s7_a_future_closes_its_scope_too() -> None:
+    fired: concurrent.futures.Future[None] = concurrent.futures.Future()
+    word = tag()
+    with Engine() as engine:
+        scope = engine.scope(cancel=fired)
+        scope.spawn(program(REST, word))
+        fired.set_result(None)
+        gone(word)
+        with pytest.raises(actors.InvalidRequest, match="cancel"):
+            engine.scope(cancel=asyncio.Event())  # type: ignore[arg-type]  # the test
+        with pytest.raises(actors.InvalidRequest, match="name"):
+            engine.scope("", cancel=threading.Event())
