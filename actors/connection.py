@@ -4,7 +4,7 @@ import asyncio
 import os
 import secrets
 from contextlib import suppress
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from actors.ambient import Surroundings
 from actors.embedded import Embedded
@@ -18,8 +18,17 @@ from broker import errors
 from broker.link import Link, error_of
 from broker.wire import MAX_IDS, STREAMS, Kind, Message, pack, unpack
 
+MAX_TOKENS: Final = 100
+"""Spawns named by one DROP."""
 CLOSE_MARGIN: Final = 1.0
 """Seconds beyond the time to kill that a broker may take to answer a closing engine."""
+
+
+class Room(NamedTuple):
+    """What a scope may hold, and how long its spawns wait for room (seconds)."""
+
+    capacity: int | None = None
+    queue: float | None = None
 
 
 class Connection:
@@ -37,6 +46,8 @@ class Connection:
         self.settings = settings
         self.link: Link
         self.records: dict[int, Record] = {}
+        self.rooms: dict[str, Room] = {}
+        self._starting: dict[str, str | None] = {}
         self.shared = endpoint is not None
         self._endpoint = endpoint
         self._owner = owner
@@ -172,6 +183,8 @@ class Connection:
             "bytes": self.settings.window_bytes,
             "release": capture is not None,
             "kill_on_drop": spec.kill_on_drop,
+            "detach_ttl": spec.detach_ttl,
+            **self._room(spec, scope),
         }
         adopted: list[Record] = []
 
@@ -181,6 +194,7 @@ class Connection:
         # At once: the end of a short child may come right behind the answer.
         document = _document(launch)
         asked = self.link.ask(Kind.SPAWN, body=body, payload=document, first=adopt)
+        self._starting[token] = scope
         try:
             await asked
         except asyncio.CancelledError:
@@ -189,7 +203,30 @@ class Connection:
             if self.link.lost is None:
                 self.link.post(Kind.DROP, body={"sessions": [], "tokens": [token]})
             raise
+        finally:
+            self._starting.pop(token, None)
         return adopted[0]
+
+    def _room(self, spec: Spec, scope: str | None) -> dict[str, Any]:
+        """Return what a spawn tells of the limits that it is under."""
+        room = self.rooms.get(scope or "", Room())
+        return {
+            "scope_capacity": room.capacity,
+            "client_capacity": self.settings.capacity,
+            "queue": room.queue if spec.queue is None else spec.queue,
+            "on_full": spec.on_full,
+        }
+
+    def cancel_starts(self, scope: str) -> None:
+        """Take back the spawns of a scope that are not answered yet.
+
+        One that waits for room would otherwise outlive its owner.
+        """
+        tokens = [token for token, name in self._starting.items() if name == scope]
+        for at in range(0, len(tokens), MAX_TOKENS):
+            if self.link.lost is None:
+                body = {"sessions": [], "tokens": tokens[at : at + MAX_TOKENS]}
+                self.link.post(Kind.DROP, body=body)
 
     def _check_options(self, spec: Spec) -> None:
         if not spec.kill_on_drop and not self.shared:
@@ -316,7 +353,6 @@ _NOT_YET: Final[dict[str, Any]] = {
     "detach_ttl": None,
     "observe": (),
     "on_full": "refuse",
-    "queue": None,
 }
 """Options whose other values come with a later version."""
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 from actors import checks
 from actors.child import Child
-from actors.connection import Connection
+from actors.connection import Connection, Room
 from actors.events import Completed, Info, KillReceipt, Snapshot
 from actors.run import run
 from actors.scope import Scope
@@ -97,7 +97,7 @@ class Engine:
         Raises:
             InvalidRequest: an argument is not valid; nothing was started.
             SpawnFailed: the system refused to start it; nothing is left.
-            CapacityExceeded: there is no room now.
+            CapacityExceeded: there is no room now, nor was there in `queue` seconds.
         """
         connection = self._connection()
         record = await connection.start(Spec(argv, **options), None)
@@ -148,12 +148,18 @@ class Engine:
         name: str | None = None,
         *,
         cancel: asyncio.Event | asyncio.Future[Any] | None = None,
+        capacity: int | None = None,
+        queue: float | None = None,
     ) -> Scope:
         """Return a named group of children that end together.
 
         Args:
             name: unique among this engine's open scopes; made up unless given.
             cancel: an event, task or future: the scope closes when it fires.
+            capacity: children that it may have at once, those counted whose end was not
+                yet told; None is no limit.
+            queue: seconds that a spawn over a limit waits for room, unless it says so
+                itself; None does not wait.
 
         Raises:
             InvalidRequest: a scope of that name is open, or an argument is not valid.
@@ -170,7 +176,9 @@ class Engine:
             cancel, asyncio.Event | asyncio.Future
         ):
             raise errors.InvalidRequest("cancel", "is an event, a task or a future")
-        scope = Scope(connection, name, cancel, self._scopes.pop)
+        checks.optional(checks.size)("capacity", capacity)
+        checks.optional(checks.seconds)("queue", queue)
+        scope = Scope(connection, name, cancel, Room(capacity, queue), self._scopes.pop)
         self._scopes[name] = scope
         return scope
 

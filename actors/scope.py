@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from actors.child import Child
-from actors.connection import Connection
+from actors.connection import Connection, Room
 from actors.events import Completed, KillReceipt, Snapshot
 from actors.run import run
 from actors.spec import Spec
@@ -23,10 +23,12 @@ class Scope:
         connection: Connection,
         name: str,
         cancel: object,
+        room: Room,
         on_close: Callable[[str], object],
     ) -> None:
         self.name = name
         self._connection = connection
+        connection.rooms[name] = room
         self._on_close = on_close
         self._closed = False
         self._guard: asyncio.Task[None] | None = None
@@ -51,7 +53,8 @@ class Scope:
         """Start a child that this scope owns; see `Engine.spawn`.
 
         Raises:
-            SessionNotFound: the scope is closed, or was while the child started.
+            SessionNotFound: the scope is closed, or was while the child started, or
+                waited for room.
         """
         self._check()
         record = await self._connection.start(Spec(argv, **options), self.name)
@@ -126,6 +129,8 @@ class Scope:
         if self._guard is not None:
             self._guard.cancel()
         self._on_close(self.name)
+        self._connection.rooms.pop(self.name, None)
+        self._connection.cancel_starts(self.name)
         owned = self._connection.owned_by(self.name)
         results = await asyncio.gather(
             *map(self._connection.release, owned), return_exceptions=True

@@ -99,7 +99,7 @@ class Spec:
     the engine to check.
 
     This version refuses `tty`, `pass_fds`, `detach_ttl`, `observe`, `on_full="evict"`,
-    `queue`, and the limits `output`, `tree_memory` and `tree_processes`.
+    and the limits `output`, `tree_memory` and `tree_processes`.
 
     Attributes:
         argv: The command, a sequence of `str`, `bytes` or paths; with `shell=True` one
@@ -129,7 +129,8 @@ class Spec:
         observe: Directories below which changes are recorded.
         request_id: Name of this request, for retrying it; 1 to 128 characters.
         on_full: Whether a full engine refuses or evicts another session.
-        queue: Seconds to wait for room; None does not wait.
+        queue: Seconds to wait for room over a limit, first come first served; None is
+            the scope's default, which does not wait.
 
     Raises:
         InvalidRequest: A parameter is not valid; `field` names it.

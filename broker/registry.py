@@ -165,8 +165,27 @@ class Session:
     answer: Message | None = None
     guests: set[int] = field(default_factory=set)
     """Clients that read it without owning it: what they hold ends with them."""
+    runs: Ask | None = None
+    """The capture whose end is the end of this session, which releases itself."""
+    ended: float | None = None
+    """When the child's end was told."""
+    reported: bool = False
+    """Whether an owner was told of it."""
     proven: bool = False
     """Of a lost one: nothing of its tree is left."""
+
+    @property
+    def takes_room(self) -> bool:
+        """Whether it counts against the limits of its scope and its client.
+
+        It does until its owner was told of its end, or it was lost, or given up and
+        ended.
+        """
+        if self.state is State.LOST:
+            return False
+        if self.ended is None:
+            return True
+        return self.state is not State.LEAVING and not self.reported
 
 
 @dataclass(slots=True)

@@ -18,6 +18,9 @@ Theory of operation
   worker's loss answers all that are pending. Readers are pending until CLOSED.
 * A drop (owner gone, handle collected, spawn cancelled) sends KILL with `release` and
   leaves a tombstone for the spawn's token: a retry never starts a second child.
+* A spawn over a limit is refused, or waits in the `Line` (`admission`), which is looked
+  at whenever something ended. It has no session before it has room, and goes with its
+  client, its lease, its token's drop, and its time.
 * A worker that does not answer START within `START_TIMEOUT`, or a KILL within the time
   it was given and a margin, stands still: the pool kills it, and its tree with it.
 * Commands of another epoch, or past their deadline, are refused and never forwarded.
@@ -39,7 +42,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, assert_never
 
-from broker import errors
+from broker import admission, errors
+from broker.admission import Applicant
 from broker.registry import (
     LIVE,
     Action,
@@ -77,6 +81,8 @@ HUNG_MARGIN: Final = 1.0
 """Seconds that a worker may be late with the answer to a KILL."""
 DROP_TIMEOUT: Final = 5.0
 """Seconds a worker may take to prove a dropped tree gone."""
+RETRY_AFTER: Final = 1.0
+"""Seconds after which a spawn that found no room may find some."""
 
 
 class Router:
@@ -112,6 +118,8 @@ class Router:
         self.tokens: OrderedDict[tuple[bytes, str], int | None] = OrderedDict()
         self.due: dict[int, float] = {}
         self.batches: dict[int, Batch] = {}
+        self.line = admission.Line()
+        self._room = False
         self._last_batch = 0
         self._last_client = 0
         self._last_session = FIRST_SESSION - 1
@@ -125,6 +133,13 @@ class Router:
         """Take one event at time `now` (seconds, monotonic) and return what to do."""
         self._now = now
         self._out = []
+        self._take(event)
+        if self._room:
+            self._room = False
+            self._admit()
+        return self._out
+
+    def _take(self, event: Event) -> None:
         match event:
             case FromClient(peer, message):
                 self._from_client(peer, message)
@@ -146,13 +161,16 @@ class Router:
             case Tick():
                 self._expire_leases()
                 self._condemn_late()
+                for late in self.line.late(self._now):
+                    self._refuse_full(late)
             case _:
                 assert_never(event)
-        return self._out
 
     def next_deadline(self) -> float | None:
         """Return when a `Tick` is wanted, None while nothing is due."""
         ends = [c.lease_ends for c in self.clients.values() if c.lease_ends is not None]
+        line = self.line.next_deadline()
+        ends += [] if line is None else [line]
         return min([*ends, *self.due.values()], default=None)
 
     # -- clients ----------------------------------------------------------------
@@ -203,6 +221,8 @@ class Router:
             self._leave(session, client.id)
 
     def _drop_all(self, client: Client) -> None:
+        for applicant in self.line.of_client(client.id):
+            self._answer_all(applicant, errors.SessionNotFound())
         for session in self._owned_by(client):
             self._drop(session)
 
@@ -262,47 +282,75 @@ class Router:
             self._out.append(ToClient(client.peer, message))
 
     def _spawn(self, client: Client, message: Message) -> None:
-        token = message.body["token"]
-        key = (client.owner, token)
-        if key in self.tokens:
-            self._spawn_again(client, message, self.tokens[key])
-            return
-        refusal = self._no_room(message)
-        if refusal is not None:
-            self._refuse(client, message, refusal)
-            return
+        token = (client.owner, message.body["token"])
+        ask = Ask(client.id, message.request)
+        if token in self.tokens:
+            self._spawn_again(client, message, self.tokens[token])
+        elif token in self.line.waiting:
+            self.line.waiting[token].asks.append(ask)
+        elif not message.body["kill_on_drop"] and not self.shared:
+            fault = errors.InvalidRequest(
+                "kill_on_drop", "False needs a shared broker: this one ends with you"
+            )
+            self._refuse(client, message, fault)
+        else:
+            limits = admission.limits(client.owner, message, self.capacity)
+            applicant = Applicant(token, message, [ask], limits)
+            self.line.add(applicant)
+            self._admit()
+            if token in self.line.waiting:
+                self._keep_waiting(applicant)
+
+    def _admit(self) -> None:
+        """Start whoever waits and has room now."""
+        if self.line:
+            load = admission.Load(self.sessions)
+            for applicant in self.line.admitted(load):
+                load.add(self._start(applicant))
+
+    def _keep_waiting(self, applicant: Applicant) -> None:
+        applicant.ends = self._now + (applicant.message.body["queue"] or 0.0)
+        if applicant.ends <= self._now:
+            del self.line.waiting[applicant.token]
+            self._refuse_full(applicant)
+
+    def _refuse_full(self, applicant: Applicant) -> None:
+        full = str(applicant.stuck[0])
+        self._answer_all(applicant, errors.CapacityExceeded(RETRY_AFTER, full))
+
+    def _answer_all(self, applicant: Applicant, error: errors.EngineError) -> None:
+        for ask in applicant.asks:
+            base = Message(Kind.SPAWN, ask.client, ask.request, 0, self.epoch)
+            self._to(ask, _error(base, error))
+
+    def _start(self, applicant: Applicant) -> Session:
+        """Give a spawn its session and its worker."""
+        message, (owner, token) = applicant.message, applicant.token
+        body = message.body
         self._last_session += 1
         session = Session(
             self._last_session,
-            client.id,
-            client.owner,
-            message.body["scope"],
+            message.client,
+            owner,
+            body["scope"],
             token,
             self._take_worker(),
-            message.body["kill_on_drop"],
+            body["kill_on_drop"],
         )
         self.sessions[session.id] = session
         self.slots[session.worker] = session.id
-        self.tokens[key] = session.id
+        self.tokens[applicant.token] = session.id
         self.due[session.id] = self._now + START_TIMEOUT
-        session.pending[Ask(client.id, message.request)] = Kind.SPAWN
-        if message.body["reader"] is not None:
-            session.pending[Ask(client.id, message.body["reader"])] = Kind.OPEN
-        body = {name: message.body[name] for name in _START_TERMS}
-        start = message._replace(kind=Kind.START, session=session.id, body=body)
+        session.pending.update(dict.fromkeys(applicant.asks, Kind.SPAWN))
+        if body["reader"] is not None:
+            reader = Ask(message.client, body["reader"])
+            session.pending[reader] = Kind.OPEN
+            session.runs = reader if body["release"] else None
+        terms = {name: body[name] for name in _START_TERMS}
+        start = message._replace(kind=Kind.START, session=session.id, body=terms)
         self._tell(session, start)
         self._refill()
-
-    def _no_room(self, message: Message) -> errors.EngineError | None:
-        if not message.body["kill_on_drop"] and not self.shared:
-            return errors.InvalidRequest(
-                "kill_on_drop", "False needs a shared broker: this one ends with you"
-            )
-        if len(self.sessions) >= self.capacity:
-            return errors.CapacityExceeded(
-                1.0, f"this broker holds its limit of {self.capacity} sessions"
-            )
-        return None
+        return session
 
     def _spawn_again(self, client: Client, message: Message, known: int | None) -> None:
         session = self.sessions.get(known) if known is not None else None
@@ -337,6 +385,7 @@ class Router:
             "clients": len(self.clients),
             "workers": len(self.slots),
             "idle": len(self.idle),
+            "waiting": len(self.line),
             "capacity": self.capacity,
             "shared": self.shared,
             "containment": self.containment,
@@ -350,6 +399,10 @@ class Router:
                 self._drop(session)
         for token in message.body["tokens"]:
             known = self.tokens.get((client.owner, token))
+            waiting = self.line.waiting.pop((client.owner, token), None)
+            if waiting is not None:
+                self._room = True
+                self._answer_all(waiting, errors.SessionNotFound())
             if known is not None and known in self.sessions:
                 self._drop(self.sessions[known], cancelled=True)
             else:
@@ -496,6 +549,7 @@ class Router:
         self._tell(session, kill)
 
     def _forget(self, session: Session) -> None:
+        self._room = True
         self.sessions.pop(session.id, None)
         self.due.pop(session.id, None)
         self._bury(session.owner, session.token)
@@ -546,14 +600,30 @@ class Router:
             if asked is Kind.SNAPSHOT and kind is Kind.REPLY:
                 return message._replace(body={"owner_alive": session.client != 0})
         elif kind is Kind.CLOSED and message.request:
-            session.pending.pop(Ask(message.client, message.request), None)
-        elif session.state is not State.LEAVING and not message.request:
+            reader = Ask(message.client, message.request)
+            session.pending.pop(reader, None)
+            if reader == session.runs:
+                self._ended(session)
+        elif not message.request:
             if kind is Kind.EXITED:
-                session.state = State.EXITED
-            elif kind is Kind.CLOSED:
-                session.state = State.CLOSED
-                return None  # for the registry alone
+                self._ended(session)
+            return self._ends(session, message)
         return message
+
+    def _ends(self, session: Session, message: Message) -> Message | None:
+        """Follow what a worker pushes of its child's end; CLOSED is not passed on."""
+        if session.state is not State.LEAVING:
+            if message.kind is Kind.EXITED:
+                session.state = State.EXITED
+            elif message.kind is Kind.CLOSED:
+                session.state = State.CLOSED
+        return None if message.kind is Kind.CLOSED else message
+
+    def _ended(self, session: Session) -> None:
+        """Note that the child has ended, and whether its owner hears of it."""
+        session.ended = self._now
+        session.reported = session.client in self.peers
+        self._room = True
 
     def _spawn_answered(self, session: Session, message: Message) -> None:
         waiting = [ask for ask, kind in session.pending.items() if kind is Kind.SPAWN]
@@ -608,6 +678,7 @@ class Router:
             self._forget(session)
             return
         session.state = State.LOST
+        self._room = True
         self.due.pop(session.id, None)
         session.proven = proven
         session.guests.clear()  # nothing is held any more

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from broker import errors, registry, router
+from broker import admission, errors, registry, router
 from broker.registry import (
     LIVE,
     Action,
@@ -59,6 +59,11 @@ SPAWN = {
     "bytes": 4096,
     "release": False,
     "kill_on_drop": True,
+    "detach_ttl": None,
+    "scope_capacity": None,
+    "client_capacity": None,
+    "queue": None,
+    "on_full": "refuse",
 }
 KILL = {"grace": None, "timeout": 5.0, "cause": "killed", "release": False}
 RELEASE = KILL | {"release": True}
@@ -389,6 +394,196 @@ def test_children_that_stay_need_a_shared_broker(world: World, shared: World) ->
     assert isinstance(error, errors.InvalidRequest)
     assert error.field == "kill_on_drop"
     assert told(shared.ask(A, Kind.SPAWN, body=body)) == [(1, Kind.START)]
+
+
+# Room
+
+
+def spawning(world: World, peer: bytes = A, **changes: Any) -> tuple[int, list[int]]:
+    """Ask for a spawn; its request, and the sessions that were started by it."""
+    changes = {"token": str(world.last_request)} | changes
+    actions = world.ask(peer, Kind.SPAWN, body=SPAWN | changes)
+    return world.last_request, starts(actions)
+
+
+def starts(actions: list[Action]) -> list[int]:
+    """The requests whose START left for a worker."""
+    return [
+        a.message.request
+        for a in actions
+        if isinstance(a, ToWorker) and a.message.kind is Kind.START
+    ]
+
+
+def full(actions: list[Action]) -> errors.CapacityExceeded:
+    error = refusal(actions)
+    assert isinstance(error, errors.CapacityExceeded)
+    return error
+
+
+SCOPE: dict[str, Any] = {"scope": "x", "scope_capacity": 1}
+
+
+@pytest.mark.parametrize("limit", [SCOPE, {"client_capacity": 1}])
+def test_s5_a_full_scope_or_client_refuses_and_others_do_not_care(
+    shared: World, limit: dict[str, Any]
+) -> None:
+    shared.started(A, **limit)
+    body = SPAWN | limit | {"token": "u"}
+    assert full(shared.ask(A, Kind.SPAWN, body=body)).retry_after == 1.0
+    shared.started(A, token="v", scope="y")
+    shared.started(B, **limit)
+
+
+def test_s5_an_end_that_was_told_makes_room_before_its_session_goes(
+    world: World,
+) -> None:
+    session, worker = world.started(A, **SCOPE)
+    asked, started = spawning(world, queue=5.0, **SCOPE)
+    assert started == []
+    assert starts(world.push(worker, Kind.EXITED, session)) == [asked]
+
+
+def test_s5_an_end_that_nobody_was_told_of_takes_room(shared: World) -> None:
+    session, worker = shared.started(A, kill_on_drop=False, **SCOPE)
+    shared.happen(ClientGone(A))
+    shared.push(worker, Kind.EXITED, session)
+    shared.hello(b"again")
+    full(shared.ask(b"again", Kind.SPAWN, body=SPAWN | SCOPE | {"token": "u"}))
+
+
+@pytest.mark.parametrize("how", ["released and ended", "released", "lost", "captured"])
+def test_s5_what_is_over_makes_room(world: World, how: str) -> None:
+    reader = 500 if how == "captured" else None
+    session, worker = world.started(A, reader=reader, release=bool(reader), **SCOPE)
+    asked, _ = spawning(world, queue=5.0, **SCOPE)
+    if how == "captured":
+        actions = world.push(worker, Kind.CLOSED, session, 500)
+    elif how == "lost":
+        actions = world.happen(WorkerGone(worker, 0, True))
+    else:
+        assert starts(world.ask(A, Kind.KILL, session, RELEASE)) == []
+        kind = Kind.IDLE if how == "released" else Kind.EXITED
+        actions = world.push(worker, kind, session)
+    assert starts(actions) == [asked]
+
+
+def test_s5_the_brokers_room_is_what_has_a_worker() -> None:
+    world = World(capacity=1)
+    world.hello(A)
+    session, worker = world.started(A)
+    asked, _ = spawning(world, queue=5.0)
+    world.ask(A, Kind.KILL, session, RELEASE)
+    assert starts(world.push(worker, Kind.EXITED, session)) == []
+    assert starts(world.idle(worker, session)) == [asked]
+
+
+def test_s5_whoever_waits_is_served_in_order_at_each_limit(world: World) -> None:
+    session, worker = world.started(A, **SCOPE)
+    other, second = world.started(A, token="o", scope="y", scope_capacity=1)
+    first, _ = spawning(world, queue=5.0, **SCOPE)
+    third, _ = spawning(world, queue=5.0, **SCOPE)
+    y, _ = spawning(world, queue=5.0, scope="y", scope_capacity=1)
+    assert starts(world.push(second, Kind.EXITED, other)) == [y]
+    assert starts(world.push(worker, Kind.EXITED, session)) == [first]
+    assert len(world.router.line) == 1
+    worker = world.router.sessions[FIRST_SESSION + 3].worker
+    assert starts(world.push(worker, Kind.EXITED, FIRST_SESSION + 3)) == [third]
+
+
+def test_s5_a_large_wish_is_not_starved_by_small_ones() -> None:
+    """Whoever waits for its scope, then for the broker, is the next of the broker."""
+    world = World(capacity=2)
+    world.hello(A)
+    session, worker = world.started(A, **SCOPE)
+    other, second = world.started(A, token="o")
+    large, _ = spawning(world, queue=5.0, **SCOPE)
+    small, _ = spawning(world, queue=5.0)
+    assert starts(world.push(worker, Kind.EXITED, session)) == []
+    world.ask(A, Kind.KILL, other, RELEASE)
+    assert starts(world.idle(second, other)) == [large]
+    assert next(iter(world.router.line.waiting.values())).asks[0].request == small
+
+
+def test_s5_a_spawn_that_waited_long_enough_is_refused(world: World) -> None:
+    world.started(A, **SCOPE)
+    asked, _ = spawning(world, queue=5.0, **SCOPE)
+    assert world.router.next_deadline() == 55.0
+    world.now = 54.9
+    assert world.happen(Tick()) == []
+    world.now = 55.0
+    actions = world.happen(Tick())
+    assert answers(actions) == [(A, Kind.ERROR, asked)]
+    assert "the scope 'x'" in str(full(actions))
+    assert world.router.next_deadline() is None
+
+
+def test_s5_a_refused_spawn_may_be_asked_again(world: World) -> None:
+    session, worker = world.started(A, **SCOPE)
+    body = SPAWN | SCOPE | {"token": "u"}
+    full(world.ask(A, Kind.SPAWN, body=body))
+    world.push(worker, Kind.EXITED, session)
+    assert starts(world.ask(A, Kind.SPAWN, body=body)) == [world.last_request]
+
+
+def test_s5_a_waiting_spawn_dies_with_its_client(shared: World) -> None:
+    shared.hello(b"again")
+    session, worker = shared.started(A, kill_on_drop=False, **SCOPE)
+    spawning(shared, b"again", queue=5.0, **SCOPE)
+    shared.happen(ClientGone(b"again"))
+    assert len(shared.router.line) == 0
+    assert starts(shared.push(worker, Kind.EXITED, session)) == []
+
+
+def test_s5_a_waiting_spawn_dies_with_its_clients_lease() -> None:
+    world = World()
+    world.hello(A, lease=10.0)
+    world.started(A, **SCOPE)
+    asked, _ = spawning(world, queue=50.0, **SCOPE)
+    world.now += 10.0
+    assert (A, Kind.ERROR, asked) in answers(world.happen(Tick()))
+    assert len(world.router.line) == 0
+
+
+def test_s5_a_waiting_spawn_that_is_cancelled_never_starts(world: World) -> None:
+    session, worker = world.started(A, **SCOPE)
+    asked, _ = spawning(world, queue=5.0, token="u", **SCOPE)
+    body = {"sessions": [], "tokens": ["u"]}
+    drop = world.ask(A, Kind.DROP, body=body)
+    assert answers(drop) == [
+        (A, Kind.ERROR, asked),
+        (A, Kind.REPLY, world.last_request),
+    ]
+    assert starts(world.push(worker, Kind.EXITED, session)) == []
+    again = refusal(world.ask(A, Kind.SPAWN, body=SPAWN | {"token": "u"}))
+    assert isinstance(again, errors.InvalidRequest)
+
+
+def test_s5_one_that_goes_from_the_middle_of_the_line_lets_others_pass() -> None:
+    world = World(capacity=2)
+    world.hello(A)
+    world.started(A, **SCOPE)
+    other, worker = world.started(A, token="o")
+    spawning(world, queue=5.0, token="u", **SCOPE)
+    world.ask(A, Kind.KILL, other, RELEASE)
+    world.idle(worker, other)
+    behind, started = spawning(world, queue=5.0)
+    assert started == [behind]  # the first one waits for its scope, not for the broker
+
+
+def test_s16_a_waiting_spawn_asked_twice_starts_once_and_answers_both(
+    world: World,
+) -> None:
+    session, worker = world.started(A, **SCOPE)
+    first, _ = spawning(world, queue=5.0, token="u", **SCOPE)
+    second, _ = spawning(world, queue=5.0, token="u", **SCOPE)
+    actions = world.push(worker, Kind.EXITED, session)
+    (start,) = [a for a in actions if isinstance(a, ToWorker)]
+    answered = world.say(start.worker, start.message.reply(Kind.REPLY, {"pid": 5}))
+    assert sorted(answers(answered)) == [
+        (A, Kind.REPLY, first),
+        (A, Kind.REPLY, second),
+    ]
 
 
 # Spawn again
@@ -781,6 +976,7 @@ def test_info_counts(shared: World) -> None:
         "clients": 3,
         "workers": 2,
         "idle": 0,
+        "waiting": 0,
         "capacity": 9,
         "shared": True,
         "containment": "subreaper",
@@ -1265,8 +1461,22 @@ class Traffic(RuleBasedStateMachine):
         token=st.sampled_from("123456"),
         reads=st.booleans(),
         stays=st.booleans(),
+        limits=st.fixed_dictionaries(
+            {
+                "queue": st.sampled_from([None, 5.0]),
+                "scope_capacity": st.sampled_from([None, 1]),
+                "client_capacity": st.sampled_from([None, 2]),
+            }
+        ),
     )
-    def client_spawns(self, which: int, token: str, reads: bool, stays: bool) -> None:
+    def client_spawns(
+        self,
+        which: int,
+        token: str,
+        reads: bool,
+        stays: bool,
+        limits: dict[str, Any],
+    ) -> None:
         peer = one_of(self.clients, which)
         reader = None
         if reads:
@@ -1274,8 +1484,8 @@ class Traffic(RuleBasedStateMachine):
             self.open[self.clients[peer], reader] = Kind.OPEN
             # It is a request only once the start is accepted.
             self.excused.add((self.clients[peer], reader))
-        body = SPAWN | {"token": token, "reader": reader, "kill_on_drop": not stays}
-        self.ask(peer, Kind.SPAWN, body=body)
+        body = {"token": token, "reader": reader, "kill_on_drop": not stays}
+        self.ask(peer, Kind.SPAWN, body=SPAWN | body | limits)
 
     @precondition(lambda self: self.clients and self.router.sessions)
     @rule(which=anyone, kind=st.sampled_from(list(COMMANDS)), session=anyone)
@@ -1422,8 +1632,9 @@ class Traffic(RuleBasedStateMachine):
             self.happen(WorkerGone(one_of(fresh, which), 11, True))
         elif what == "pool":
             self.pool = False
+            before = set(self.router.slots)
             self.happen(PoolGone(proven=True))
-            assert not self.router.slots
+            assert not before & self.router.slots.keys()
 
     def client_goes(self, peer: bytes) -> None:
         number = self.clients.pop(peer)
@@ -1558,6 +1769,15 @@ class Traffic(RuleBasedStateMachine):
         assert self.router.due.keys() <= self.router.sessions.keys()
 
     @invariant()
+    def whoever_waits_has_a_client_a_deadline_and_no_room(self) -> None:
+        line = self.router.line
+        assert not list(line.admitted(admission.Load(self.router.sessions)))
+        for applicant in line.waiting.values():
+            assert applicant.client in self.router.peers
+            assert applicant.token not in self.router.tokens
+            assert applicant.ends >= (self.router.next_deadline() or 0.0)
+
+    @invariant()
     def there_are_no_more_sessions_than_there_may_be(self) -> None:
         assert len(self.router.sessions) <= self.router.capacity
 
@@ -1566,13 +1786,10 @@ class Traffic(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         self.pool_comes()
-        while busy := self.ready():
-            self.work(busy[0])
-        for number, worker in list(self.workers.items()):
-            if worker.released:
-                self.finish(number)
-            elif worker.session:
-                self.happen(WorkerGone(number, 0, True))
+        while self.with_session() or self.ready():  # room lets more of them start
+            self.come_to_rest()
+        self.world.now += 10.0
+        self.happen(Tick())
         waiting = self.open.keys() - self.answered.keys() - self.excused
         assert not waiting, {self.open[key] for key in waiting}
         self.every_invariant_once_more()
@@ -1580,6 +1797,15 @@ class Traffic(RuleBasedStateMachine):
             self.client_goes(peer)
         assert not [s for s in self.router.sessions.values() if s.client]
         assert not [s for s in self.router.sessions.values() if s.state in LIVE]
+
+    def come_to_rest(self) -> None:
+        while busy := self.ready():
+            self.work(busy[0])
+        for number, worker in list(self.workers.items()):
+            if worker.released:
+                self.finish(number)
+            elif worker.session:
+                self.happen(WorkerGone(number, 0, True))
 
     def every_invariant_once_more(self) -> None:
         self.a_request_is_answered_at_most_once()

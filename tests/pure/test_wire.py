@@ -36,6 +36,11 @@ SPAWN = {
     "bytes": 1,
     "release": False,
     "kill_on_drop": True,
+    "detach_ttl": None,
+    "scope_capacity": None,
+    "client_capacity": None,
+    "queue": None,
+    "on_full": "refuse",
 }
 KILL = {"grace": None, "timeout": 5.0, "cause": "killed", "release": False}
 POLL = {"stdout": 0, "stderr": 0, "wait": 0.0, "mode": "output", "limit": 1}
@@ -68,6 +73,11 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "interrupt": st.booleans(),
     "release": st.booleans(),
     "kill_on_drop": st.booleans(),
+    "detach_ttl": st.none() | seconds,
+    "scope_capacity": st.none() | positive,
+    "client_capacity": st.none() | positive,
+    "queue": st.none() | seconds,
+    "on_full": st.sampled_from(["refuse", "evict"]),
     "kind": st.text(max_size=64),
     "lease": seconds,
     "limit": positive,
@@ -274,6 +284,9 @@ def test_a_body_with_other_keys_is_refused_by_their_names(body: Any, odd: str) -
         (Kind.SPAWN, SPAWN, "chunks", 0),
         (Kind.SPAWN, SPAWN, "bytes", 2**63),
         (Kind.SPAWN, SPAWN, "kill_on_drop", 1),
+        (Kind.SPAWN, SPAWN, "scope_capacity", 0),
+        (Kind.SPAWN, SPAWN, "queue", -1.0),
+        (Kind.SPAWN, SPAWN, "on_full", "burst"),
         (Kind.KILL, KILL, "grace", -0.1),
         (Kind.KILL, KILL, "timeout", math.nan),
         (Kind.KILL, KILL, "timeout", math.inf),
