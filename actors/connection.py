@@ -11,7 +11,7 @@ from actors.embedded import Embedded
 from actors.events import ExitStatus, KillReceipt, Snapshot
 from actors.launch import Launch
 from actors.record import Record, lost_status
-from actors.settings import WATCHES, Settings
+from actors.settings import WATCHES, OutputPolicy, Settings
 from actors.spec import Spec
 from actors.streams import Capture
 from broker import errors
@@ -116,7 +116,7 @@ class Connection:
         return timeout if self.shared else CLOSE_MARGIN
 
     async def _release_all(self) -> None:
-        ids = [record.id for record in self.records.values() if not record.released]
+        ids = [r.id for r in self.records.values() if not (r.released or r.stays)]
         timeout = self.settings.kill_timeout
         await asyncio.gather(
             *(self.end(number, None, timeout, release=True) for number in ids),
@@ -146,10 +146,13 @@ class Connection:
             return
         if message.kind is Kind.EXITED:
             record.end(ExitStatus.from_wire(message.body["status"]))
-        elif message.kind is Kind.ERROR and isinstance(
-            error_of(message), errors.WorkerLost
-        ):
-            record.end(lost_status(record.started))
+        elif message.kind is Kind.ERROR:
+            error = error_of(message)
+            if isinstance(error, errors.WorkerLost):
+                record.end(lost_status(record.started))
+            elif isinstance(error, errors.SessionOwned):
+                record.released = True
+                self.forget(record, error)
 
     def _on_lost(self) -> None:
         for record in self.records.values():
@@ -189,7 +192,9 @@ class Connection:
         adopted: list[Record] = []
 
         def adopt(reply: Message) -> None:
-            adopted.append(self._adopt(reply, launch, scope))
+            record = self._adopt(reply, launch, scope)
+            record.stays = not spec.kill_on_drop or spec.detach_ttl is not None
+            adopted.append(record)
 
         # At once: the end of a short child may come right behind the answer.
         document = _document(launch)
@@ -233,6 +238,10 @@ class Connection:
             raise errors.InvalidRequest(
                 "kill_on_drop", "False needs a shared broker: this one ends with you"
             )
+        if spec.detach_ttl is not None and not self.shared:
+            raise errors.InvalidRequest(
+                "detach_ttl", "needs a shared broker: this one ends with you"
+            )
         for name, default in _NOT_YET.items():
             if getattr(spec, name) != default:
                 raise errors.InvalidRequest(name, "is not supported by this version")
@@ -261,22 +270,80 @@ class Connection:
         self.records[record.id] = record
         return record
 
+    async def attach(self, number: int, *, steal: bool) -> Record:
+        """Become the owner of a session; see `Engine.attach`.
+
+        Raises:
+            SessionNotFound, SessionOwned, WorkerLost: see there.
+        """
+        adopted: list[Record] = []
+
+        def adopt(reply: Message) -> None:
+            adopted.append(self._adopt_attached(reply))
+
+        asked = self.link.ask(Kind.ATTACH, number, {"steal": steal}, first=adopt)
+        try:
+            await asked
+        except asyncio.CancelledError:
+            for record in adopted:
+                record.released = True
+                self.forget(record)
+            if self.link.lost is None:  # it may be the owner by now
+                self.link.post(Kind.DETACH, number, body={"ttl": None})
+            raise
+        return adopted[0]
+
+    def _adopt_attached(self, reply: Message) -> Record:
+        document = unpack(reply.payload or b"")
+        retention = OutputPolicy.from_wire(document["retention"])
+        record = Record(
+            id=reply.session,
+            pid=reply.body["pid"],
+            argv=tuple(os.fsdecode(word) for word in document["argv"]),
+            scope=None,
+            streams=tuple(document["streams"]),
+            started=reply.body["started"],
+            metadata=document["metadata"],
+            kept=retention.size,
+            block=retention.size if retention.kind == "block" else None,
+            stays=reply.body["stays"],
+        )
+        if document["status"] is not None:
+            record.end(ExitStatus.from_wire(document["status"]))
+        self.records[record.id] = record
+        return record
+
+    async def detach(self, record: Record, ttl: float | None) -> None:
+        """Let a session live on without an owner; see `Child.detach`."""
+        record.released = True  # first: whatever comes now must not end it
+        try:
+            await asyncio.shield(self.link.ask(Kind.DETACH, record.id, {"ttl": ttl}))
+        except errors.EngineError:
+            record.released = False
+            raise
+        self.forget(record, errors.SessionNotFound("the session was detached"))
+
     def owned_by(self, scope: str) -> list[Record]:
         """Return the sessions of a scope that were not released yet, by id."""
         found = [r for r in self.records.values() if r.scope == scope]
         return sorted((r for r in found if not r.released), key=lambda r: r.id)
 
-    def forget(self, record: Record) -> None:
-        """Stop tracking a session that was released; nobody hears of its end."""
-        record.fail(errors.SessionNotFound("the session was closed"))
+    def forget(self, record: Record, why: errors.EngineError | None = None) -> None:
+        """Stop tracking a session that was given up; nobody hears of its end."""
+        record.fail(why or errors.SessionNotFound("the session was closed"))
         self.records.pop(record.id, None)
 
     async def release(self, record: Record) -> None:
         """End a session if it still runs, and have the broker forget it.
 
+        One that stays loses its owner only, and maybe its stdin.
+
         Raises:
             EngineError: the tree could not be proven gone.
         """
+        if record.stays:
+            self.drop(record)
+            return
         record.released = True
         timeout = self.settings.kill_timeout
         try:
@@ -290,7 +357,7 @@ class Connection:
             raise errors.EngineError(f"session {record.id}: not proven gone: {left}")
 
     def drop(self, record: Record) -> None:
-        """Give a session up without waiting: what is left of its tree is killed."""
+        """Give a session up without waiting: unless it stays, its tree is killed."""
         record.released = True
         self.forget(record)
         if self.link.lost is None:
@@ -350,7 +417,6 @@ class Connection:
 _NOT_YET: Final[dict[str, Any]] = {
     "tty": False,
     "pass_fds": (),
-    "detach_ttl": None,
     "observe": (),
     "on_full": "refuse",
 }

@@ -182,6 +182,29 @@ class Engine:
         self._scopes[name] = scope
         return scope
 
+    async def attach(self, session_id: int, *, steal: bool = False) -> Child:
+        """Take over a child that has no owner; the returned handle owns it then.
+
+        Everything works as for the one who spawned it, from the oldest output that is
+        kept on; of one that has ended the exit status and the output are there.
+
+        Args:
+            session_id: the child's number, as in `Child.id` and `Snapshot.id`.
+            steal: take it from a living owner too, whose calls then raise
+                `SessionOwned`.
+
+        Raises:
+            InvalidRequest: `session_id` is not a positive number.
+            SessionNotFound: there is none of this number under this engine's key.
+            SessionOwned: its owner lives, and `steal` was not asked for.
+            WorkerLost: the worker died, and the child with it.
+        """
+        connection = self._connection()
+        checks.whole(1)("session_id", session_id)
+        checks.flag("steal", steal)
+        record = await connection.attach(session_id, steal=steal)
+        return Child(connection, record, owned=True)
+
     # -- all of them ------------------------------------------------------------
 
     async def children(self, scope: str | None = None) -> list[Snapshot]:

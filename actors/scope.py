@@ -116,7 +116,9 @@ class Scope:
         return await self._connection.kill_many([record.id for record in owned])
 
     async def aclose(self) -> int:
-        """End and release every child, in parallel; return how many there were.
+        """End and release every child, in parallel; return how many that were.
+
+        Those that outlive an owner (`kill_on_drop=False`, `detach_ttl`) only lose it.
 
         Raises:
             ExceptionGroup: what failed, each with a note that names its session.
@@ -142,7 +144,7 @@ class Scope:
                 failed.append(result)
         if failed:
             raise ExceptionGroup(f"closing the scope {self.name!r}", failed)
-        return len(owned)
+        return sum(not record.stays for record in owned)
 
     def _check(self) -> None:
         self._connection.check()

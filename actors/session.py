@@ -18,7 +18,7 @@ from actors.inbox import Inbox
 from actors.launch import Launch
 from actors.outlet import Ask, End, Outlet, Progress
 from broker import cgroup, errors, tree
-from broker.wire import Kind, Message, Payload, pack, unpack
+from broker.wire import STREAMS, Kind, Message, Payload, pack, unpack
 
 DYING: Final = 0.05
 """Seconds in which a child that lost its stdin is reaped if it is dying."""
@@ -502,6 +502,20 @@ class Session:
         }
         self._answer(ask, {}, pack(document))
 
+    def _on_attach(self, ask: Ask, _: Message) -> None:
+        """Tell a new owner what the first one knew from its spawn."""
+        launch, status = self.launch, self.progress.status
+        there = self.progress.streams | self.progress.ends.keys()
+        document = {
+            "argv": list(launch.argv),
+            "streams": [stream for stream in STREAMS if stream in there],
+            "retention": launch.retention.to_wire(),
+            "metadata": dict(launch.metadata),
+            "status": status.to_wire() if status else None,
+        }
+        body = {"pid": self.process.pid, "started": self.started}
+        self._answer(ask, body, pack(document))
+
     def _serve(self) -> None:
         """Give the readers what they are due, and read on if that made room."""
         self.outlet.serve(self._now, held=self.held)
@@ -557,6 +571,7 @@ POLLOUT: Final = 4
 Command = Callable[[Session, Ask, Message], None]
 
 _COMMANDS: Final[dict[Kind, Command]] = {
+    Kind.ATTACH: Session._on_attach,  # noqa: SLF001
     Kind.WRITE: Session._on_write,  # noqa: SLF001 - the table names the class's own cells
     Kind.CLOSE_STDIN: Session._on_close_stdin,  # noqa: SLF001
     Kind.POLL: Session._on_poll,  # noqa: SLF001

@@ -98,7 +98,7 @@ class Spec:
     nothing. `kill_on_drop=False` and `detach_ttl` need a shared broker, which is for
     the engine to check.
 
-    This version refuses `tty`, `pass_fds`, `detach_ttl`, `observe`, `on_full="evict"`,
+    This version refuses `tty`, `pass_fds`, `observe`, `on_full="evict"`,
     and the limits `output`, `tree_memory` and `tree_processes`.
 
     Attributes:
@@ -116,7 +116,9 @@ class Spec:
         stderr: `pipe`, `null`, or `stdout`: wherever stdout goes, also to `null`.
         tty: A terminal instead of the three; True is one of the default size.
         kill_on_drop: Whether a lost owner ends the tree, or only closes stdin.
-        detach_ttl: Seconds that it may live without an owner.
+        detach_ttl: Seconds that it may live without an owner: one that goes detaches it
+            (its stdin stays open unless `kill_on_drop=False` as well), and then it is
+            killed.
         retention: What is kept of the output; None is the engine's setting.
         post_exit_grace: Seconds for pipes left open after the end; None is until EOF,
             `"default"` the engine's setting.

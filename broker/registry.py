@@ -160,6 +160,7 @@ class Session:
     token: str
     worker: int
     kill_on_drop: bool
+    detach_ttl: float | None = None
     state: State = State.STARTING
     pending: dict[Ask, Kind] = field(default_factory=dict)
     answer: Message | None = None
@@ -173,6 +174,11 @@ class Session:
     """Whether an owner was told of it."""
     proven: bool = False
     """Of a lost one: nothing of its tree is left."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether it outlives its owner, at least for some time."""
+        return not self.kill_on_drop or self.detach_ttl is not None
 
     @property
     def takes_room(self) -> bool:

@@ -7,11 +7,17 @@ Theory of operation
 -------------------
 * A *client* is a connection that said hello; it has an owner key and maybe the operator
   key. A *session* is one child under its integer id; it belongs to an owner key, and is
-  owned by the client that spawned it until it is dropped. A *slot* is one worker: idle,
-  or bound to exactly one session.
+  owned by one client at most: that which spawned it, or attached to it. A *slot* is one
+  worker: idle, or bound to exactly one session.
 * A session is registered, and its slot bound, before START leaves for the worker; it is
   forgotten when the worker says IDLE (its tree is proven gone, its log released), or
   when the pool says that the worker is gone.
+* A session without an owner has client 0. That comes of DETACH, or of the drop of one
+  that stays (`kill_on_drop=False` closes its stdin, `detach_ttl` alone does not), and
+  ends with its ttl unless a client attaches. ATTACH changes the owner here, before the
+  worker tells the new one what it has to know; a robbed owner is told, and what it
+  waits for is answered.
+* Only the owner releases: whoever was robbed and does not know yet ends nothing.
 * KILL_MANY is one KILL for each session, asked by the broker itself (client 0); a
   `Batch` collects the receipts and answers once.
 * Every request with a number is *pending* at its session until its answer passes by; a
@@ -81,6 +87,8 @@ HUNG_MARGIN: Final = 1.0
 """Seconds that a worker may be late with the answer to a KILL."""
 DROP_TIMEOUT: Final = 5.0
 """Seconds a worker may take to prove a dropped tree gone."""
+READABLE: Final = 30.0
+"""Seconds that an ended session stays readable at least."""
 RETRY_AFTER: Final = 1.0
 """Seconds after which a spawn that found no room may find some."""
 
@@ -117,6 +125,7 @@ class Router:
         self.idle: list[int] = []
         self.tokens: OrderedDict[tuple[bytes, str], int | None] = OrderedDict()
         self.due: dict[int, float] = {}
+        self.ttls: dict[int, float] = {}
         self.batches: dict[int, Batch] = {}
         self.line = admission.Line()
         self._room = False
@@ -161,6 +170,7 @@ class Router:
             case Tick():
                 self._expire_leases()
                 self._condemn_late()
+                self._expire_ttls()
                 for late in self.line.late(self._now):
                     self._refuse_full(late)
             case _:
@@ -171,7 +181,7 @@ class Router:
         ends = [c.lease_ends for c in self.clients.values() if c.lease_ends is not None]
         line = self.line.next_deadline()
         ends += [] if line is None else [line]
-        return min([*ends, *self.due.values()], default=None)
+        return min([*ends, *self.due.values(), *self.ttls.values()], default=None)
 
     # -- clients ----------------------------------------------------------------
 
@@ -236,10 +246,7 @@ class Router:
             if session.pending[ask] is not Kind.SPAWN:
                 del session.pending[ask]
         if client in session.guests:
-            session.guests.discard(client)
-            body = {"target": 0}
-            stop = Message(Kind.STOP, client, 0, session.id, self.epoch, 0.0, body)
-            self._tell(session, stop)
+            self._stop_all(session, client)
 
     # -- commands ---------------------------------------------------------------
 
@@ -288,11 +295,8 @@ class Router:
             self._spawn_again(client, message, self.tokens[token])
         elif token in self.line.waiting:
             self.line.waiting[token].asks.append(ask)
-        elif not message.body["kill_on_drop"] and not self.shared:
-            fault = errors.InvalidRequest(
-                "kill_on_drop", "False needs a shared broker: this one ends with you"
-            )
-            self._refuse(client, message, fault)
+        elif (misfit := self._misfit(message)) is not None:
+            self._refuse(client, message, misfit)
         else:
             limits = admission.limits(client.owner, message, self.capacity)
             applicant = Applicant(token, message, [ask], limits)
@@ -300,6 +304,17 @@ class Router:
             self._admit()
             if token in self.line.waiting:
                 self._keep_waiting(applicant)
+
+    def _misfit(self, spawn: Message) -> errors.InvalidRequest | None:
+        """Return why a private broker cannot take a spawn."""
+        if self.shared:
+            return None
+        needs = "needs a shared broker: this one ends with you"
+        if not spawn.body["kill_on_drop"]:
+            return errors.InvalidRequest("kill_on_drop", f"False {needs}")
+        if spawn.body["detach_ttl"] is not None:
+            return errors.InvalidRequest("detach_ttl", needs)
+        return None
 
     def _admit(self) -> None:
         """Start whoever waits and has room now."""
@@ -336,6 +351,7 @@ class Router:
             token,
             self._take_worker(),
             body["kill_on_drop"],
+            body["detach_ttl"],
         )
         self.sessions[session.id] = session
         self.slots[session.worker] = session.id
@@ -460,6 +476,17 @@ class Router:
             # It carries its reader's number, but wants no answer: one would be taken
             # for the reader's end, while the real one may still be on its way.
             ask = Ask(client.id, 0)
+        session = self._reached(client, message, ask)
+        if session is None:
+            return
+        release = message.kind is Kind.KILL and message.body["release"]
+        if release and ask.client and session.client not in (0, client.id):
+            self._to(ask, _error(message, errors.SessionOwned()))
+        else:
+            self._pass_on(session, message, ask)
+
+    def _reached(self, client: Client, message: Message, ask: Ask) -> Session | None:
+        """Return the session that a command is for; `ask` is answered if none is."""
         session = self.sessions.get(message.session)
         if (
             session is None
@@ -467,10 +494,11 @@ class Router:
             or session.state is State.LEAVING
         ):
             self._to(ask, _error(message, errors.SessionNotFound()))
-        elif session.state is State.LOST:
+            return None
+        if session.state is State.LOST:
             self._answer_for_lost(session, message, ask)
-        else:
-            self._pass_on(session, message, ask)
+            return None
+        return session
 
     def _pass_on(self, session: Session, message: Message, ask: Ask) -> None:
         if ask.request:
@@ -484,6 +512,7 @@ class Router:
             self._expect_end(session, message)
             if message.body["release"]:
                 session.state = State.LEAVING
+                self.ttls.pop(session.id, None)
 
     def _expect_end(self, session: Session, kill: Message) -> None:
         patience = kill.body["timeout"] + (kill.body["grace"] or 0.0) + HUNG_MARGIN
@@ -515,6 +544,74 @@ class Router:
         if message.kind is Kind.KILL and message.body["release"]:
             self._forget(session)
 
+    # -- owners -----------------------------------------------------------------
+
+    def _attach(self, client: Client, message: Message) -> None:
+        ask = Ask(client.id, message.request)
+        session = self._reached(client, message, ask)
+        if session is None:
+            return
+        if session.client and not message.body["steal"]:
+            self._refuse(client, message, errors.SessionOwned())
+            return
+        if session.client:
+            self._rob(session)
+        self.ttls.pop(session.id, None)
+        session.guests.discard(client.id)
+        session.client = client.id
+        self._pass_on(session, message, ask)
+
+    def _rob(self, session: Session) -> None:
+        """Tell an owner that it is none any more, and let go of what it reads."""
+        owner = session.client
+        base = Message(Kind.ERROR, owner, 0, session.id, self.epoch)
+        told = _error(base, errors.SessionOwned())
+        self._out.append(ToClient(self.peers[owner], told))
+        for ask, kind in list(session.pending.items()):
+            if ask.client == owner and kind in _STOPPABLE:
+                del session.pending[ask]
+                self._to(ask, told._replace(request=ask.request))
+        self._stop_all(session, owner)
+
+    def _detach(self, client: Client, message: Message) -> None:
+        session = self._reached(client, message, Ask(client.id, message.request))
+        if session is None:
+            return
+        if not self.shared:
+            fault = "a detached child needs a shared broker: this one ends with you"
+            self._refuse(client, message, errors.InvalidRequest("ttl", fault))
+        elif session.client not in (0, client.id):
+            self._refuse(client, message, errors.SessionOwned())
+        else:
+            ttl = message.body["ttl"]
+            self._orphan(session, session.detach_ttl if ttl is None else ttl)
+            self._answer(client, message.reply(Kind.REPLY))
+
+    def _orphan(self, session: Session, ttl: float | None) -> None:
+        """Let a session live on without an owner, for `ttl` seconds at most."""
+        if session.client:
+            session.guests.add(session.client)  # so what it reads ends with it
+        session.client = 0
+        self.ttls.pop(session.id, None)
+        if ttl is not None:
+            self.ttls[session.id] = self._now + ttl
+
+    def _expire_ttls(self) -> None:
+        late = [number for number, ends in self.ttls.items() if ends <= self._now]
+        for session in map(self.sessions.__getitem__, late):
+            ended = session.ended
+            if ended is not None and ended + READABLE > self._now:
+                self.ttls[session.id] = ended + READABLE
+            else:
+                self._end(session)
+
+    def _stop_all(self, session: Session, client: int) -> None:
+        """Have the worker let go of what a client reads."""
+        session.guests.discard(client)
+        body = {"target": 0}
+        stop = Message(Kind.STOP, client, 0, session.id, self.epoch, 0.0, body)
+        self._tell(session, stop)
+
     # -- sessions ---------------------------------------------------------------
 
     def _tell(self, session: Session, message: Message) -> None:
@@ -523,7 +620,7 @@ class Router:
     def _drop(self, session: Session, *, cancelled: bool = False) -> None:
         """End a session whose owner is gone; harmless to repeat.
 
-        One that may outlive its owner lives on, unless its spawn was cancelled: then
+        One that stays lives on without an owner, unless its spawn was cancelled: then
         nobody knows its number.
         """
         if session.state is State.LEAVING:
@@ -531,12 +628,17 @@ class Router:
         if session.state is State.LOST:
             self._forget(session)
             return
-        if not session.kill_on_drop and not cancelled:
-            session.guests.add(session.client)  # so what it reads ends with it
-            session.client = 0
+        if not session.stays or cancelled:
+            self._end(session)
+            return
+        if not session.kill_on_drop:
             close = Message(Kind.CLOSE_STDIN, 0, 0, session.id, self.epoch)
             self._tell(session, close)
-            return
+        self._orphan(session, session.detach_ttl)
+
+    def _end(self, session: Session) -> None:
+        """Have the worker end a session's tree, and forget it."""
+        self.ttls.pop(session.id, None)
         session.state = State.LEAVING
         body = {
             "grace": None,
@@ -552,6 +654,7 @@ class Router:
         self._room = True
         self.sessions.pop(session.id, None)
         self.due.pop(session.id, None)
+        self.ttls.pop(session.id, None)
         self._bury(session.owner, session.token)
 
     def _bury(self, owner: bytes, token: str) -> None:
@@ -599,6 +702,8 @@ class Router:
                 return None
             if asked is Kind.SNAPSHOT and kind is Kind.REPLY:
                 return message._replace(body={"owner_alive": session.client != 0})
+            if asked is Kind.ATTACH and kind is Kind.REPLY:
+                return self._attached(session, message)
         elif kind is Kind.CLOSED and message.request:
             reader = Ask(message.client, message.request)
             session.pending.pop(reader, None)
@@ -609,6 +714,12 @@ class Router:
                 self._ended(session)
             return self._ends(session, message)
         return message
+
+    def _attached(self, session: Session, message: Message) -> Message:
+        """Add what the broker knows; a status in it reports the end to the owner."""
+        if session.ended is not None and session.client == message.client:
+            session.reported = self._room = True
+        return message._replace(body={**message.body, "stays": session.stays})
 
     def _ends(self, session: Session, message: Message) -> Message | None:
         """Follow what a worker pushes of its child's end; CLOSED is not passed on."""
@@ -732,6 +843,8 @@ _ANSWERED: Final[dict[Kind, Answer]] = {
     Kind.INFO: Router._info,  # noqa: SLF001
     Kind.KILL_MANY: Router._kill_many,  # noqa: SLF001
     Kind.DROP: Router._drop_asked,  # noqa: SLF001
+    Kind.ATTACH: Router._attach,  # noqa: SLF001
+    Kind.DETACH: Router._detach,  # noqa: SLF001
 }
 """Commands that the broker answers itself."""
 

@@ -65,6 +65,8 @@ class Kind(IntEnum):
     INFO = 4
     DROP = 5
     KILL_MANY = 6
+    ATTACH = 7
+    DETACH = 8
     # client -> worker of the session (the broker checks the right and forwards)
     WRITE = 10
     CLOSE_STDIN = 11
@@ -224,6 +226,8 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.INFO: Shape({}),
     Kind.DROP: Shape({"sessions": _IDS, "tokens": _list_of(_TOKEN, 100)}),
     Kind.KILL_MANY: Shape({"sessions": _IDS, "timeout": _seconds()}),
+    Kind.ATTACH: Shape({"steal": _flag}),
+    Kind.DETACH: Shape({"ttl": _optional(_seconds())}),
     Kind.WRITE: Shape({"at": _optional(_whole())}, payload=True),
     Kind.CLOSE_STDIN: Shape({}),
     Kind.POLL: Shape(

@@ -40,6 +40,7 @@ from broker.router import (
     DROP_TIMEOUT,
     FIRST_SESSION,
     HUNG_MARGIN,
+    READABLE,
     START_TIMEOUT,
     Router,
 )
@@ -1127,6 +1128,235 @@ def test_a_hung_owner_goes_on_reading_what_stays_until_it_is_gone() -> None:
     assert len(stops(world.happen(ClientGone(A)))) == 1
 
 
+# Owners that come and go
+
+
+NO_TTL = {"ttl": None}
+ATTACH = {"steal": False}
+STEAL = {"steal": True}
+AGAIN = b"again"
+
+
+@pytest.fixture
+def two(shared: World) -> World:
+    """A shared broker; A and AGAIN have one key."""
+    shared.hello(AGAIN)
+    return shared
+
+
+def attach(world: World, peer: bytes, session: int, body: Any = ATTACH) -> list[Action]:
+    """Attach, and have the worker answer."""
+    worker = world.router.sessions[session].worker
+    asked = world.message(peer, Kind.ATTACH, session, body)
+    first = world.happen(FromClient(peer, asked))
+    return [*first, *world.say(worker, asked.reply(Kind.REPLY, {"pid": 5}, b"doc"))]
+
+
+def owned(error: errors.EngineError) -> bool:
+    return isinstance(error, errors.SessionOwned)
+
+
+def test_s43_a_detached_session_waits_for_a_new_owner(two: World) -> None:
+    session, worker = two.started(A)
+    assert answers(two.ask(A, Kind.DETACH, session, NO_TTL)) == [
+        (A, Kind.REPLY, two.last_request)
+    ]
+    assert two.happen(ClientGone(A)) == stopped(two, A, session)
+    assert two.router.next_deadline() is None
+    assert two.state(session) is State.RUNNING
+    forwarded, answer = attach(two, AGAIN, session)
+    assert told([forwarded]) == [(worker, Kind.ATTACH)]
+    assert isinstance(answer, ToClient)
+    assert answer.message.body == {"pid": 5, "stays": False}
+    assert answers(two.push(worker, Kind.EXITED, session)) == [(AGAIN, Kind.EXITED, 0)]
+    assert released(two.happen(ClientGone(AGAIN))) == [worker]
+
+
+def stopped(world: World, peer: bytes, session: int) -> list[Action]:
+    """What ends the reading of a client."""
+    worker, client = world.router.sessions[session].worker, world.clients[peer]
+    body = {"target": 0}
+    return [ToWorker(worker, Message(Kind.STOP, client, 0, session, EPOCH, 0.0, body))]
+
+
+def test_s43_a_detach_can_be_repeated_and_its_ttl_counts_anew(two: World) -> None:
+    session, _ = two.started(A)
+    for ttl in (10.0, 20.0):
+        (action,) = two.ask(A, Kind.DETACH, session, {"ttl": ttl})
+        assert answers([action]) == [(A, Kind.REPLY, two.last_request)]
+        assert two.router.next_deadline() == two.now + ttl
+
+
+def test_s43_nobody_detaches_what_another_one_owns(two: World) -> None:
+    session, _ = two.started(A)
+    assert owned(refusal(two.ask(AGAIN, Kind.DETACH, session, NO_TTL)))
+    foreign = refusal(two.ask(B, Kind.DETACH, session, NO_TTL))
+    assert isinstance(foreign, errors.SessionNotFound)
+
+
+def test_s43_a_private_broker_detaches_nothing(world: World) -> None:
+    session, _ = world.started()
+    error = refusal(world.ask(A, Kind.DETACH, session, NO_TTL))
+    assert isinstance(error, errors.InvalidRequest)
+    assert error.field == "ttl"
+    error = refusal(world.ask(A, Kind.SPAWN, body=SPAWN | {"token": "u", **TTL}))
+    assert isinstance(error, errors.InvalidRequest)
+    assert error.field == "detach_ttl"
+
+
+TTL = {"detach_ttl": 10.0}
+
+
+@pytest.mark.parametrize("kill_on_drop", [True, False])
+def test_s43_a_drop_detaches_what_has_a_ttl(two: World, kill_on_drop: bool) -> None:
+    session, worker = two.started(A, kill_on_drop=kill_on_drop, **TTL)
+    said = two.happen(ClientGone(A))
+    closes = [] if kill_on_drop else [(worker, Kind.CLOSE_STDIN)]
+    assert told(said) == [*closes, (worker, Kind.STOP)]
+    two.now += 10.0
+    assert released(two.happen(Tick())) == [worker]
+    assert two.state(session) is State.LEAVING
+    gone = refusal(two.ask(AGAIN, Kind.ATTACH, session, ATTACH))
+    assert isinstance(gone, errors.SessionNotFound)
+
+
+def test_s43_a_detach_without_a_ttl_has_that_of_the_spawn(two: World) -> None:
+    session, _ = two.started(A, **TTL)
+    two.ask(A, Kind.DETACH, session, NO_TTL)
+    assert two.router.next_deadline() == two.now + 10.0
+
+
+def test_s43_an_owner_stops_the_clock(two: World) -> None:
+    session, _ = two.started(A, **TTL)
+    two.happen(ClientGone(A))
+    attach(two, AGAIN, session)
+    assert two.router.next_deadline() is None
+
+
+def test_s4_what_ended_without_an_owner_stays_readable_past_its_ttl(
+    two: World,
+) -> None:
+    session, worker = two.started(A, **TTL)
+    two.happen(ClientGone(A))
+    two.now += 9.0
+    two.push(worker, Kind.EXITED, session)
+    two.now += 1.0
+    assert two.happen(Tick()) == []
+    assert two.router.next_deadline() == two.now - 1.0 + READABLE
+    two.now += READABLE
+    assert released(two.happen(Tick())) == [worker]
+
+
+def test_s43_a_living_owner_keeps_its_session(two: World) -> None:
+    session, worker = two.started(A)
+    for peer in (A, AGAIN, OPERATOR):
+        assert owned(refusal(two.ask(peer, Kind.ATTACH, session, ATTACH)))
+    assert two.router.sessions[session].client == two.clients[A]
+    assert answers(two.push(worker, Kind.EXITED, session)) == [(A, Kind.EXITED, 0)]
+
+
+@pytest.mark.parametrize("how", ["foreign", "absent", "leaving"])
+@pytest.mark.parametrize("body", [ATTACH, STEAL])
+def test_s43_what_is_not_there_cannot_be_attached(
+    two: World, how: str, body: Any
+) -> None:
+    session, _ = two.started(A)
+    if how == "leaving":
+        two.ask(A, Kind.KILL, session, RELEASE)
+    peer = B if how == "foreign" else AGAIN
+    number = 4711 if how == "absent" else session
+    error = refusal(two.ask(peer, Kind.ATTACH, number, body))
+    assert isinstance(error, errors.SessionNotFound)
+
+
+def test_s43_a_lost_session_cannot_be_attached(two: World) -> None:
+    session, worker = two.started(A)
+    two.happen(WorkerGone(worker, 0, True))
+    error = refusal(two.ask(AGAIN, Kind.ATTACH, session, STEAL))
+    assert isinstance(error, errors.WorkerLost)
+
+
+def test_s43_a_robbed_owner_is_told_and_what_it_reads_is_answered(two: World) -> None:
+    session, worker = two.started(A)
+    two.ask(A, Kind.OPEN, session)
+    reader = two.last_request
+    two.ask(A, Kind.KILL, session)
+    kill = two.message(A, Kind.KILL, session)
+    two.happen(FromClient(A, kill))
+    actions = attach(two, AGAIN, session, STEAL)
+    assert answers(actions) == [
+        (A, Kind.ERROR, 0),
+        (A, Kind.ERROR, reader),
+        (AGAIN, Kind.REPLY, two.last_request),
+    ]
+    assert told(actions) == [(worker, Kind.STOP), (worker, Kind.ATTACH)]
+    for action in actions[:2]:
+        assert owned(refusal([action]))
+    # What it had asked beside its reading is answered as ever.
+    assert answers(two.say(worker, kill.reply(Kind.REPLY))) == [
+        (A, Kind.REPLY, kill.request)
+    ]
+    assert two.happen(ClientGone(A)) == []
+    assert two.state(session) is State.RUNNING
+
+
+def test_s43_a_robbed_owner_that_does_not_know_yet_ends_nothing(two: World) -> None:
+    session, _ = two.started(A)
+    attach(two, AGAIN, session, STEAL)
+    assert owned(refusal(two.ask(A, Kind.KILL, session, RELEASE)))
+    two.ask(A, Kind.DROP, body={"sessions": [session], "tokens": []})
+    assert two.state(session) is State.RUNNING
+    assert released(two.ask(AGAIN, Kind.KILL, session, RELEASE)) != []
+
+
+def test_s43_an_owner_may_rob_itself(two: World) -> None:
+    session, _ = two.started(A)
+    said = attach(two, A, session, STEAL)
+    assert answers(said) == [(A, Kind.ERROR, 0), (A, Kind.REPLY, two.last_request)]
+
+
+def test_s43_the_operator_may_take_over(two: World) -> None:
+    session, worker = two.started(A)
+    attach(two, OPERATOR, session, STEAL)
+    assert released(two.happen(ClientGone(OPERATOR))) == [worker]
+
+
+@pytest.mark.parametrize("first", ["steal", "drop"])
+def test_s43_a_theft_and_a_drop_have_one_winner(two: World, first: str) -> None:
+    session, worker = two.started(A)
+    if first == "steal":
+        attach(two, AGAIN, session, STEAL)
+        assert released(two.happen(ClientGone(A))) == []
+        assert two.router.sessions[session].client == two.clients[AGAIN]
+    else:
+        assert released(two.happen(ClientGone(A))) == [worker]
+        error = refusal(two.ask(AGAIN, Kind.ATTACH, session, STEAL))
+        assert isinstance(error, errors.SessionNotFound)
+
+
+def test_s43_an_exit_that_crosses_a_detach_is_reported_by_the_attach(
+    two: World,
+) -> None:
+    session, worker = two.started(A, **SCOPE)
+    two.ask(A, Kind.DETACH, session, NO_TTL)
+    assert two.push(worker, Kind.EXITED, session) == []
+    assert not two.router.sessions[session].reported
+    waiting, _ = spawning(two, AGAIN, queue=5.0, **SCOPE)
+    assert starts(attach(two, AGAIN, session)) == [waiting]
+    assert two.router.sessions[session].reported
+
+
+def test_s43_an_attach_whose_client_goes_reports_nothing(two: World) -> None:
+    session, worker = two.started(A, kill_on_drop=False)
+    two.happen(ClientGone(A))
+    two.push(worker, Kind.EXITED, session)
+    asked = two.message(AGAIN, Kind.ATTACH, session, ATTACH)
+    two.happen(FromClient(AGAIN, asked))
+    two.ask(AGAIN, Kind.DETACH, session, NO_TTL)
+    two.say(worker, asked.reply(Kind.REPLY, {"pid": 5}, b"doc"))
+    assert not two.router.sessions[session].reported
+
+
 # Leases
 
 
@@ -1389,6 +1619,7 @@ class Traffic(RuleBasedStateMachine):
         self.spawns: dict[tuple[int, int], tuple[bytes, str]] = {}
         self.buried: set[tuple[bytes, str]] = set()
         self.released: set[int] = set()
+        self.orphans: set[int] = set()
         self.pool_comes()
         for peer, lease in zip(OWNERS, leases, strict=True):
             self.connect(peer, lease)
@@ -1466,6 +1697,7 @@ class Traffic(RuleBasedStateMachine):
                 "queue": st.sampled_from([None, 5.0]),
                 "scope_capacity": st.sampled_from([None, 1]),
                 "client_capacity": st.sampled_from([None, 2]),
+                "detach_ttl": st.sampled_from([None, None, 5.0]),
             }
         ),
     )
@@ -1515,6 +1747,22 @@ class Traffic(RuleBasedStateMachine):
             self.excused.add(target)
         peer = self.router.peers[target.client]
         self.ask(peer, Kind.STOP, session, {"target": target.request})
+
+    @precondition(lambda self: self.clients and self.router.sessions)
+    @rule(which=anyone, session=anyone, steal=st.booleans())
+    def client_attaches(self, which: int, session: int, steal: bool) -> None:
+        peer = one_of(self.clients, which)
+        number = one_of(self.router.sessions, session)
+        self.ask(peer, Kind.ATTACH, number, {"steal": steal})
+
+    @precondition(lambda self: self.clients and self.router.sessions)
+    @rule(which=anyone, session=anyone, ttl=st.sampled_from([None, 5.0]))
+    def client_detaches(self, which: int, session: int, ttl: float | None) -> None:
+        peer = one_of(self.clients, which)
+        number = one_of(self.router.sessions, session)
+        self.ask(peer, Kind.DETACH, number, {"ttl": ttl})
+        if not self.router.sessions[number].client:
+            self.orphans.add(number)
 
     @precondition(lambda self: self.clients)
     @rule(
@@ -1747,8 +1995,11 @@ class Traffic(RuleBasedStateMachine):
         for session in self.router.sessions.values():
             if session.state is State.LEAVING:
                 assert session.id in self.released
-            elif session.kill_on_drop:
+            elif session.client:
                 assert session.client in owners
+            else:
+                assert session.stays or session.id in self.orphans
+                assert self.router.shared
 
     @invariant()
     def pending_requests_have_somebody_who_waits(self) -> None:

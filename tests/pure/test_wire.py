@@ -74,6 +74,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "release": st.booleans(),
     "kill_on_drop": st.booleans(),
     "detach_ttl": st.none() | seconds,
+    "steal": st.booleans(),
+    "ttl": st.none() | seconds,
     "scope_capacity": st.none() | positive,
     "client_capacity": st.none() | positive,
     "queue": st.none() | seconds,
