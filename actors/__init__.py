@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Gap as Gap,
         Info as Info,
         KillReceipt as KillReceipt,
+        Lifecycle as Lifecycle,
         Piece as Piece,
         PollResult as PollResult,
         Snapshot as Snapshot,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         EventStream as EventStream,
         Reader as Reader,
     )
+    from actors.subscription import LifecycleStream as LifecycleStream
     from broker.errors import (
         BrokerLost as BrokerLost,
         CapacityExceeded as CapacityExceeded,
@@ -76,13 +78,14 @@ _HOMES = {
     "actors.engine": "Engine",
     "actors.events": (
         "Change Chunk Closed Completed Event Exited ExitStatus Gap Info KillReceipt "
-        "Piece PollResult Snapshot StreamAbandoned StreamEof StreamError Survivor "
-        "Usage WriteResult"
+        "Lifecycle Piece PollResult Snapshot StreamAbandoned StreamEof StreamError "
+        "Survivor Usage WriteResult"
     ),
     "actors.scope": "Scope",
     "actors.settings": "Limits OutputPolicy Settings TtySize Watch",
     "actors.spec": "AGENT_ENV Spec",
     "actors.streams": "EventStream Reader",
+    "actors.subscription": "LifecycleStream",
     "broker.errors": (
         "BrokerLost CapacityExceeded CommandFailed EngineError InvalidRequest "
         "NotATerminal OutputLimitExceeded OutputLost ProtocolError RuntimeContext "
@@ -112,6 +115,8 @@ __all__ = [
     "Info",
     "InvalidRequest",
     "KillReceipt",
+    "Lifecycle",
+    "LifecycleStream",
     "Limits",
     "NotATerminal",
     "OutputLimitExceeded",

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import secrets
+import weakref
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeGuard
 
@@ -14,6 +15,7 @@ from actors.record import Record, lost_status
 from actors.settings import WATCHES, OutputPolicy, Settings
 from actors.spec import Spec
 from actors.streams import Capture
+from actors.subscription import LifecycleStream
 from broker import errors
 from broker.link import Link, error_of
 from broker.wire import MAX_IDS, STREAMS, Kind, Message, pack, unpack
@@ -47,6 +49,7 @@ class Connection:
         self.link: Link
         self.records: dict[int, Record] = {}
         self.rooms: dict[str, Room] = {}
+        self._watching: weakref.WeakSet[LifecycleStream] = weakref.WeakSet()
         self._starting: dict[str, str | None] = {}
         self.shared = endpoint is not None
         self._endpoint = endpoint
@@ -102,6 +105,8 @@ class Connection:
                 record.released = True
                 record.fail(errors.BrokerLost("the engine is closed"))
             self.records.clear()
+            for stream in self._watching:
+                stream.finish()
             self.link.close()
             self._surroundings.close()
             if self._embedded is not None:
@@ -401,6 +406,12 @@ class Connection:
             *(self.snapshot(number) for number in ids), return_exceptions=True
         )
         return [item for item in found if _is_there(item)]
+
+    def watch(self, scope: str | None) -> LifecycleStream:
+        """Return what happens to the sessions of this key, or of one scope."""
+        stream = LifecycleStream(self.link, scope)
+        self._watching.add(stream)
+        return stream
 
     async def snapshot(self, number: int) -> Snapshot:
         """Return how a session is now.

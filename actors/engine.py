@@ -13,6 +13,7 @@ from actors.run import run
 from actors.scope import Scope
 from actors.settings import Settings
 from actors.spec import Spec
+from actors.subscription import LifecycleStream
 from broker import auth, errors
 from broker.wire import MAX_IDS, VERSION, Kind
 
@@ -214,6 +215,21 @@ class Engine:
         if scope is not None and len(scope.encode()) > MAX_NAME:
             return []  # no scope has such a name
         return await connection.children(scope)
+
+    def events(self, scope: str | None = None) -> LifecycleStream:
+        """Return an async iterator of what happens to the sessions of this key.
+
+        Args:
+            scope: the name of the only scope to hear of; None: all, and those without.
+
+        Raises:
+            InvalidRequest: `scope` is no text.
+        """
+        connection = self._connection()
+        checks.optional(checks.text)("scope", scope)
+        if scope is not None and len(scope.encode()) > MAX_NAME:
+            raise errors.InvalidRequest("scope", f"is a text of 1 to {MAX_NAME} bytes")
+        return connection.watch(scope)
 
     async def kill(self, ids: Iterable[int]) -> list[KillReceipt | errors.EngineError]:
         """End many sessions at once; one receipt each, in order.

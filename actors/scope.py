@@ -9,6 +9,7 @@ from actors.connection import Connection, Room
 from actors.events import Completed, KillReceipt, Snapshot
 from actors.run import run
 from actors.spec import Spec
+from actors.subscription import LifecycleStream
 from broker import errors
 
 
@@ -100,6 +101,17 @@ class Scope:
         """
         self._check()
         return await self._connection.children(self.name)
+
+    def events(self) -> LifecycleStream:
+        """Return an async iterator of what happens to this scope's children.
+
+        It outlives the scope, so that it tells of all their ends.
+
+        Raises:
+            SessionNotFound: the scope is closed.
+        """
+        self._check()
+        return self._connection.watch(self.name)
 
     async def kill(self) -> list[KillReceipt | errors.EngineError]:
         """End every child of this scope now, and keep them readable.

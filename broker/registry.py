@@ -170,6 +170,10 @@ class Session:
     """The capture whose end is the end of this session, which releases itself."""
     ended: float | None = None
     """When the child's end was told."""
+    status: object = None
+    """The status that it ended with, as it came."""
+    concluded: bool = False
+    """Whether its terminal event was told to whoever watches."""
     reported: bool = False
     """Whether an owner was told of it."""
     proven: bool = False

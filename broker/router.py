@@ -27,6 +27,8 @@ Theory of operation
 * A spawn over a limit is refused, or waits in the `Line` (`admission`), which is looked
   at whenever something ended. It has no session before it has room, and goes with its
   client, its lease, its token's drop, and its time.
+* Whoever watches is told what happens to the sessions of its key (`watchers`). CREDIT
+  and STOP for session 0 are those of its stream.
 * A worker that does not answer START within `START_TIMEOUT`, or a KILL within the time
   it was given and a margin, stands still: the pool kills it, and its tree with it.
 * Commands of another epoch, or past their deadline, are refused and never forwarded.
@@ -49,7 +51,7 @@ from collections.abc import Callable
 from typing import Final, assert_never
 
 from broker import admission, errors
-from broker.admission import Applicant
+from broker.admission import Applicant, Load
 from broker.registry import (
     LIVE,
     Action,
@@ -74,6 +76,7 @@ from broker.registry import (
     ToWorker,
     WorkerGone,
 )
+from broker.watchers import Watchers
 from broker.wire import Kind, Message, pack
 
 FIRST_SESSION: Final = 1000
@@ -128,6 +131,7 @@ class Router:
         self.ttls: dict[int, float] = {}
         self.batches: dict[int, Batch] = {}
         self.line = admission.Line()
+        self.watchers = Watchers()
         self._room = False
         self._last_batch = 0
         self._last_client = 0
@@ -226,6 +230,7 @@ class Router:
         if client is None:
             return
         del self.peers[client.id]
+        self.watchers.leave(client.id)
         self._drop_all(client)
         for session in self.sessions.values():
             self._leave(session, client.id)
@@ -260,6 +265,8 @@ class Router:
         refusal = self._refusal(client, message)
         if refusal is not None:
             self._refuse(client, message, refusal)
+        elif message.session == 0 and message.kind in (Kind.CREDIT, Kind.STOP):
+            self._on_watcher(client, message)
         elif message.kind in _FORWARDED:
             self._forward(client, message)
         else:
@@ -319,9 +326,19 @@ class Router:
     def _admit(self) -> None:
         """Start whoever waits and has room now."""
         if self.line:
-            load = admission.Load(self.sessions)
+            load = Load(self.sessions)
             for applicant in self.line.admitted(load):
-                load.add(self._start(applicant))
+                session = self._start(applicant)
+                load.add(session)
+                self._warn(session, applicant, load)
+
+    def _warn(self, session: Session, applicant: Applicant, load: Load) -> None:
+        """Tell whoever watches that a limit is near."""
+        for limit in applicant.limits:
+            count = load.of(limit)
+            if count == limit.warns_at:
+                near = f"{limit.name} holds {count} of {limit.most} sessions"
+                self._announce(session, "warning", errors.EngineError(near))
 
     def _keep_waiting(self, applicant: Applicant) -> None:
         applicant.ends = self._now + (applicant.message.body["queue"] or 0.0)
@@ -365,6 +382,7 @@ class Router:
         terms = {name: body[name] for name in _START_TERMS}
         start = message._replace(kind=Kind.START, session=session.id, body=terms)
         self._tell(session, start)
+        self._announce(session, "starting")
         self._refill()
         return session
 
@@ -381,6 +399,29 @@ class Router:
         else:
             again = session.answer._replace(client=client.id, request=message.request)
             self._answer(client, again)
+
+    # -- those who watch --------------------------------------------------------
+
+    def _watch(self, client: Client, message: Message) -> None:
+        self.watchers.open(client, message)
+
+    def _on_watcher(self, client: Client, message: Message) -> None:
+        """Take credit for a lifecycle stream, or its end: they are no session's."""
+        if message.kind is Kind.CREDIT:
+            ask = Ask(client.id, message.request)
+            self.watchers.credit(ask, message.body["chunks"])
+        else:
+            self.watchers.stop(Ask(client.id, message.body["target"]))
+            self._answer(client, message.reply(Kind.REPLY))
+
+    def _announce(
+        self, session: Session, kind: str, error: errors.EngineError | None = None
+    ) -> None:
+        status = session.status if kind in ("exited", "closed") else None
+        told = self.watchers.tell(session, kind, self._now, status, error)
+        for message in told:
+            ask = Ask(message.client, message.request)
+            self._to(ask, message._replace(epoch=self.epoch))
 
     def _list(self, client: Client, message: Message) -> None:
         scope = message.body["scope"]
@@ -402,6 +443,7 @@ class Router:
             "workers": len(self.slots),
             "idle": len(self.idle),
             "waiting": len(self.line),
+            "watchers": len(self.watchers),
             "capacity": self.capacity,
             "shared": self.shared,
             "containment": self.containment,
@@ -677,6 +719,9 @@ class Router:
         session = self.sessions.get(message.session)
         if message.kind is Kind.IDLE:
             self._worker_idle(worker, session)
+        elif session is not None and message.kind is Kind.NOTICE:
+            over = errors.EngineError(f"over its limit: {message.body['limit']}")
+            self._announce(session, "warning", over)
         elif session is not None and message.kind in _ANSWERS:
             noted = self._note(session, message)
             peer = self.peers.get(message.client or session.client)
@@ -708,10 +753,13 @@ class Router:
             reader = Ask(message.client, message.request)
             session.pending.pop(reader, None)
             if reader == session.runs:
-                self._ended(session)
+                self._ended(session, message)
+                self._announce(session, "closed")
         elif not message.request:
             if kind is Kind.EXITED:
-                self._ended(session)
+                self._ended(session, message)
+            elif kind is Kind.CLOSED:
+                self._announce(session, "closed")
             return self._ends(session, message)
         return message
 
@@ -730,9 +778,11 @@ class Router:
                 session.state = State.CLOSED
         return None if message.kind is Kind.CLOSED else message
 
-    def _ended(self, session: Session) -> None:
+    def _ended(self, session: Session, message: Message) -> None:
         """Note that the child has ended, and whether its owner hears of it."""
         session.ended = self._now
+        session.status = message.body["status"]
+        self._announce(session, "exited")
         session.reported = session.client in self.peers
         self._room = True
 
@@ -742,10 +792,13 @@ class Router:
             del session.pending[ask]
             self._to(ask, message._replace(client=ask.client, request=ask.request))
         if message.kind is Kind.ERROR:
+            failed = errors.decode(message.body["code"], message.body["values"])
+            self._announce(session, "failed", failed)
             self._answer_pending(session, errors.SessionNotFound())
             self._forget(session)
             return
         session.answer = message
+        self._announce(session, "running")
         if session.state is State.STARTING:
             session.state = State.RUNNING
 
@@ -759,6 +812,7 @@ class Router:
 
     def _worker_idle(self, worker: int, session: Session | None) -> None:
         if session is not None:
+            self._announce(session, "closed")
             self._answer_pending(session, errors.SessionNotFound())
             self._forget(session)
         self.slots[worker] = None
@@ -780,9 +834,11 @@ class Router:
             error: errors.EngineError = (
                 errors.SpawnFailed(errno, "fork") if errno else errors.WorkerLost()
             )
+            self._announce(session, "failed", error)
             self._answer_pending(session, error, proven=proven)
             self._forget(session)
             return
+        self._announce(session, "lost", errors.WorkerLost())
         self._tell_loss(session)
         self._answer_pending(session, errors.WorkerLost(), proven=proven)
         if session.state is State.LEAVING or session.client == 0:
@@ -845,6 +901,7 @@ _ANSWERED: Final[dict[Kind, Answer]] = {
     Kind.DROP: Router._drop_asked,  # noqa: SLF001
     Kind.ATTACH: Router._attach,  # noqa: SLF001
     Kind.DETACH: Router._detach,  # noqa: SLF001
+    Kind.WATCH: Router._watch,  # noqa: SLF001
 }
 """Commands that the broker answers itself."""
 

@@ -23,6 +23,7 @@ from broker.errors import ProtocolError
 
 __all__ = [
     "BULK",
+    "LIFECYCLE",
     "MAX_CONTROL",
     "MAX_IDS",
     "MAX_PAYLOAD",
@@ -50,6 +51,17 @@ MAX_TOKEN: Final = 128
 MAX_IDS: Final = 1000
 """Sessions named by one command, so that its control frame stays within bounds."""
 STREAMS: Final = ("stdout", "stderr")
+LIFECYCLE: Final = (
+    "starting",
+    "running",
+    "exited",
+    "closed",
+    "lost",
+    "evicted",
+    "warning",
+    "failed",
+)
+"""What can happen to a session, for whoever watches."""
 
 _BIG = 2**63 - 1
 Payload = bytes | bytearray | memoryview
@@ -67,6 +79,7 @@ class Kind(IntEnum):
     KILL_MANY = 6
     ATTACH = 7
     DETACH = 8
+    WATCH = 9
     # client -> worker of the session (the broker checks the right and forwards)
     WRITE = 10
     CLOSE_STDIN = 11
@@ -91,7 +104,9 @@ class Kind(IntEnum):
     BROKEN = 47
     EXITED = 48
     CLOSED = 49
+    LIFECYCLE = 50
     # worker -> broker
+    NOTICE = 51
     IDLE = 60
     # broker <-> pool, supervisor -> broker
     FORK = 70
@@ -228,6 +243,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.KILL_MANY: Shape({"sessions": _IDS, "timeout": _seconds()}),
     Kind.ATTACH: Shape({"steal": _flag}),
     Kind.DETACH: Shape({"ttl": _optional(_seconds())}),
+    Kind.WATCH: Shape({"scope": _optional(_text(256))}),
     Kind.WRITE: Shape({"at": _optional(_whole())}, payload=True),
     Kind.CLOSE_STDIN: Shape({}),
     Kind.POLL: Shape(
@@ -297,6 +313,18 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     ),
     Kind.EXITED: Shape({"status": _plain}),
     Kind.CLOSED: Shape({"status": _plain}),
+    Kind.LIFECYCLE: Shape(
+        {
+            "event": _one_of(*LIFECYCLE),
+            "scope": _text(256),
+            "sequence": _whole(),
+            "time": _seconds(),
+            "status": _plain,
+            "error": _plain,
+            "missed": _whole(),
+        }
+    ),
+    Kind.NOTICE: Shape({"limit": _text(32)}),
     Kind.IDLE: Shape({}),
     Kind.FORK: Shape({"worker": _whole(1)}),
     Kind.GONE: Shape({"worker": _whole(1), "errno": _whole(), "proven": _flag}),

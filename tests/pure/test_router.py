@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from broker import admission, errors, registry, router
+from broker import admission, errors, registry, router, watchers
 from broker.registry import (
     LIVE,
     Action,
@@ -44,6 +44,7 @@ from broker.router import (
     START_TIMEOUT,
     Router,
 )
+from broker.watchers import TERMINAL
 from broker.wire import Kind, Message, decode, encode, unpack
 
 T = TypeVar("T")
@@ -154,7 +155,7 @@ class World:
     def started(self, peer: bytes = A, **changes: Any) -> tuple[int, int]:
         """A session whose child runs, and its worker."""
         session, worker, start = self.spawn(peer, **changes)
-        (answer,) = self.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+        answer, *_ = self.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
         assert isinstance(answer, ToClient)
         assert answer.message.session == session
         return session, worker
@@ -978,6 +979,7 @@ def test_info_counts(shared: World) -> None:
         "workers": 2,
         "idle": 0,
         "waiting": 0,
+        "watchers": 0,
         "capacity": 9,
         "shared": True,
         "containment": "subreaper",
@@ -1357,6 +1359,180 @@ def test_s43_an_attach_whose_client_goes_reports_nothing(two: World) -> None:
     assert not two.router.sessions[session].reported
 
 
+# Whoever watches
+
+
+def watch(world: World, peer: bytes = A, scope: str | None = None) -> int:
+    assert world.ask(peer, Kind.WATCH, body={"scope": scope}) == []
+    return world.last_request
+
+
+def seen(actions: list[Action], request: int) -> list[Any]:
+    """The lifecycle events that one stream got."""
+    return [
+        a.message
+        for a in actions
+        if isinstance(a, ToClient)
+        and a.message.kind is Kind.LIFECYCLE
+        and a.message.request == request
+    ]
+
+
+def events(actions: list[Action], request: int) -> list[str]:
+    return [message.body["event"] for message in seen(actions, request)]
+
+
+def test_s52_a_session_is_watched_from_its_start_to_its_release(world: World) -> None:
+    stream = watch(world)
+    said = world.ask(A, Kind.SPAWN, body=SPAWN | {"scope": "x"})
+    (told,) = [a.message for a in said if isinstance(a, ToWorker)]
+    worker, session = 1, told.session
+    (starting,) = seen(said, stream)
+    assert (starting.client, starting.session) == (world.clients[A], session)
+    assert starting.body == {
+        "event": "starting",
+        "scope": "x",
+        "sequence": 1,
+        "time": 50.0,
+        "status": None,
+        "error": None,
+        "missed": 0,
+    }
+    running = world.say(worker, told.reply(Kind.REPLY, {"pid": 5}))
+    assert events(running, stream) == ["running"]
+    (exited,) = seen(world.push(worker, Kind.EXITED, session), stream)
+    assert exited.body["event"] == "exited"
+    assert exited.body["status"] == STATUS["status"]
+    (closed,) = seen(world.push(worker, Kind.CLOSED, session), stream)
+    assert closed.body["event"] == "closed"
+    assert closed.body["status"] == STATUS["status"]
+    world.ask(A, Kind.KILL, session, RELEASE)
+    assert events(world.idle(worker, session), stream) == []
+
+
+def test_s52_a_run_is_over_with_its_capture(world: World) -> None:
+    stream = watch(world)
+    session, worker = world.started(reader=500, release=True)
+    said = world.push(worker, Kind.CLOSED, session, 500)
+    assert events(said, stream) == ["exited", "closed"]
+    assert events(world.idle(worker, session), stream) == []
+
+
+@pytest.mark.parametrize("how", ["refused", "unforked"])
+def test_s52_a_failed_start_has_its_one_end(world: World, how: str) -> None:
+    stream = watch(world)
+    session, worker, start = world.spawn()
+    if how == "refused":
+        code, values = errors.encode(errors.SpawnFailed(2, "exec", "/x"))
+        said = world.say(
+            worker, start.reply(Kind.ERROR, {"code": code, "values": values})
+        )
+        assert events(world.idle(worker, session), stream) == []
+    else:
+        said = world.happen(WorkerGone(worker, 11, True))
+    (failed,) = seen(said, stream)
+    assert failed.body["event"] == "failed"
+    assert isinstance(errors.decode(*failed.body["error"]), errors.SpawnFailed)
+
+
+def test_s52_a_dropped_session_ends_closed(world: World) -> None:
+    stream = watch(world)
+    session, worker = world.started()
+    world.ask(A, Kind.DROP, body={"sessions": [session], "tokens": []})
+    assert events(world.push(worker, Kind.EXITED, session), stream) == ["exited"]
+    assert events(world.idle(worker, session), stream) == ["closed"]
+
+
+def test_s52_a_lost_session_is_lost_unless_it_was_over(world: World) -> None:
+    stream = watch(world)
+    _, worker = world.started(token="1")
+    (lost,) = seen(world.happen(WorkerGone(worker, 0, True)), stream)
+    assert lost.body["event"] == "lost"
+    assert isinstance(errors.decode(*lost.body["error"]), errors.WorkerLost)
+    session, worker = world.started(token="2")
+    world.push(worker, Kind.CLOSED, session)
+    assert events(world.happen(WorkerGone(worker, 0, True)), stream) == []
+
+
+def test_s52_a_stream_sees_its_own_key_and_scope(shared: World) -> None:
+    mine = watch(shared, A)
+    scoped = watch(shared, A, "x")
+    foreign = watch(shared, B)
+    operator = watch(shared, OPERATOR)
+    said = shared.ask(A, Kind.SPAWN, body=SPAWN)
+    assert [len(seen(said, s)) for s in (mine, scoped, foreign, operator)] == [
+        1,
+        0,
+        0,
+        1,
+    ]
+    said = shared.ask(A, Kind.SPAWN, body=SPAWN | {"token": "u", "scope": "x"})
+    assert len(seen(said, scoped)) == 1
+
+
+def test_s52_a_slow_watcher_is_told_how_much_it_missed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchers, "WINDOW", 2)
+    stream = watch(world)
+    session, worker = world.started()
+    for _ in range(3):
+        notice = Message(Kind.NOTICE, 0, 0, session, EPOCH, 0.0, {"limit": "output"})
+        assert world.say(worker, notice) == []
+    assert world.ask(A, Kind.CREDIT, body=taken(99), request=stream) == []
+    (exited,) = seen(world.push(worker, Kind.EXITED, session), stream)
+    assert (exited.body["missed"], exited.body["sequence"]) == (3, 6)
+    (closed,) = seen(world.push(worker, Kind.CLOSED, session), stream)
+    assert (closed.body["missed"], closed.body["sequence"]) == (0, 7)
+    world.ask(A, Kind.CREDIT, body=taken(1), request=stream)  # an old one
+    world.ask(A, Kind.WATCH, body={"scope": None}, request=stream)  # and again
+    assert len(world.router.watchers) == 1
+
+
+def taken(count: int) -> dict[str, int]:
+    return {"chunks": count, "sequence": 0}
+
+
+@pytest.mark.parametrize("how", ["stopped", "gone"])
+def test_s52_nobody_watches_on_behalf_of_whoever_left(shared: World, how: str) -> None:
+    stream = watch(shared, A)
+    other = watch(shared, OPERATOR)
+    if how == "gone":
+        shared.happen(ClientGone(A))
+    else:
+        body = {"target": stream}
+        (reply,) = shared.ask(A, Kind.STOP, body=body)
+        assert answers([reply]) == [(A, Kind.REPLY, shared.last_request)]
+        shared.ask(A, Kind.STOP, body=body, request=0)
+    assert shared.ask(A, Kind.CREDIT, body=taken(1), request=stream)[1:] == []
+    shared.hello(AGAIN)
+    said = shared.ask(AGAIN, Kind.SPAWN, body=SPAWN)
+    assert (seen(said, stream), events(said, other)) == ([], ["starting"])
+    assert len(shared.router.watchers) == 1
+
+
+def test_s5_a_warning_comes_shortly_before_a_limit(world: World) -> None:
+    stream = watch(world)
+    limit: dict[str, Any] = {"scope": "x", "scope_capacity": 3}
+    world.started(token="1", **limit)
+    world.started(token="2", **limit)
+    said = world.ask(A, Kind.SPAWN, body=SPAWN | limit | {"token": "3"})
+    _, warning = seen(said, stream)
+    assert warning.body["event"] == "warning"
+    text = str(errors.decode(*warning.body["error"]))
+    assert text == "the scope 'x' holds 3 of 3 sessions"
+    assert admission.Limit("x", 64, "").warns_at == 60
+
+
+def test_s17_a_workers_notice_is_a_warning(world: World) -> None:
+    stream = watch(world)
+    session, worker = world.started()
+    notice = Message(Kind.NOTICE, 0, 0, session, EPOCH, 0.0, {"limit": "output"})
+    (warning,) = seen(world.say(worker, notice), stream)
+    assert warning.body["event"] == "warning"
+    assert "output" in str(errors.decode(*warning.body["error"]))
+
+
 # Leases
 
 
@@ -1583,6 +1759,7 @@ class FakeWorker:
     asked: list[Message] = field(default_factory=list)
 
 
+WATCHER = b"watcher"
 LONG = (Kind.POLL, Kind.READ, Kind.OPEN)
 OWNERS = {A: OWNER, B: OTHER, b"c": OWNER, OPERATOR: b"third"}
 
@@ -1620,7 +1797,14 @@ class Traffic(RuleBasedStateMachine):
         self.buried: set[tuple[bytes, str]] = set()
         self.released: set[int] = set()
         self.orphans: set[int] = set()
+        self.begun: set[int] = set()
+        self.concluded: Counter[int] = Counter()
         self.pool_comes()
+        self.world.hello(WATCHER, b"all", operator=True)
+        watching = Message(
+            Kind.WATCH, self.clients.pop(WATCHER), 1, 0, EPOCH, 0.0, {"scope": None}
+        )
+        self.happen(FromClient(WATCHER, watching))
         for peer, lease in zip(OWNERS, leases, strict=True):
             self.connect(peer, lease)
 
@@ -1644,6 +1828,8 @@ class Traffic(RuleBasedStateMachine):
                 self.happen(WorkerGone(worker, 0, True))
             case ToWorker(worker, message):
                 self.deliver(worker, message)
+            case ToClient(peer, message) if peer == WATCHER:
+                self.note(message)
             case ToClient(peer, message):
                 assert message.client == self.clients[peer] or not message.request
                 self.receive(message)
@@ -1658,6 +1844,17 @@ class Traffic(RuleBasedStateMachine):
             self.starts[token] += 1
         elif message.kind is Kind.KILL and message.body["release"]:
             self.released.add(message.session)
+
+    def note(self, message: Message) -> None:
+        event = message.body["event"]
+        if event == "starting":
+            self.begun.add(message.session)
+        elif event in TERMINAL:
+            self.concluded[message.session] += 1
+        credit = Message(
+            Kind.CREDIT, message.client, message.request, 0, EPOCH, 0.0, taken(10**6)
+        )
+        self.happen(FromClient(WATCHER, credit))
 
     def receive(self, message: Message) -> None:
         key = message.client, message.request
@@ -1949,6 +2146,12 @@ class Traffic(RuleBasedStateMachine):
         self.say(number, Message(Kind.IDLE, 0, 0, session, EPOCH))
 
     # -- laws --------------------------------------------------------------------
+
+    @invariant()
+    def a_session_that_is_gone_had_one_terminal_event(self) -> None:
+        living = {n for n, s in self.router.sessions.items() if not s.concluded}
+        assert self.begun - living == self.concluded.keys()
+        assert all(count == 1 for count in self.concluded.values())
 
     @invariant()
     def a_request_is_answered_at_most_once(self) -> None:

@@ -68,6 +68,10 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "code": st.text(max_size=32),
     "end": whole,
     "errno": whole,
+    "error": shallow,
+    "event": st.sampled_from(wire.LIFECYCLE),
+    "missed": whole,
+    "time": seconds,
     "grace": st.none() | seconds,
     "group": st.booleans(),
     "interrupt": st.booleans(),
@@ -109,16 +113,18 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "wait": seconds,
     "worker": positive,
 }
+NOTICE = {"limit": st.text(max_size=32)}
 
 
 @st.composite
 def messages(draw: st.DrawFn) -> Message:
     kind = draw(st.sampled_from(Kind))
     fields, payload = SHAPES[kind]
+    named = NOTICE if kind is Kind.NOTICE else {}
     body = (
         draw(st.dictionaries(st.text(max_size=20), leaves, max_size=5))
         if fields is None
-        else {name: draw(FIELDS[name]) for name in fields}
+        else {name: draw((FIELDS | named)[name]) for name in fields}
     )
     raw = draw(st.binary(max_size=50)) if payload else None
     ids = draw(st.tuples(whole, whole, whole, whole))
