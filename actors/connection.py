@@ -429,7 +429,6 @@ _NOT_YET: Final[dict[str, Any]] = {
     "tty": False,
     "pass_fds": (),
     "observe": (),
-    "on_full": "refuse",
 }
 """Options whose other values come with a later version."""
 

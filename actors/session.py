@@ -30,6 +30,8 @@ SURVIVORS: Final = 500
 """Survivors named in a receipt: as many as fit into a control frame."""
 LARGE_TREE: Final = 100
 """Processes above which a tree is killed by its cgroup: walking them takes 20 ms."""
+EVICTED: Final = b"[creche: evicted to make room for another session]\n"
+"""The last line in the log of an evicted session."""
 TAIL: Final = 4096
 """Bytes of output in a snapshot."""
 
@@ -454,10 +456,20 @@ class Session:
         if self.life.empty:
             self._answer(ask, {"receipt": [0, 0, []]})
             return
+        if body["cause"] == "evicted" and not self._exit:
+            self._mark_evicted()
         if self.reaped_before_kill is None:
             self.reaped_before_kill = self.reaped
         kill = lifecycle.Kill(ask, body["grace"], body["timeout"], body["cause"])
         self._do(self.life.handle(kill, self._now))
+
+    def _mark_evicted(self) -> None:
+        """Leave a line in the log that says why the child ends."""
+        for stream in ("stderr", "stdout"):
+            if stream in self.progress.streams:
+                self.log.append(stream, EVICTED)
+                self.outlet.on_output(self._now)
+                return
 
     def _release(self) -> None:
         self.released = True

@@ -98,8 +98,8 @@ class Spec:
     nothing. `kill_on_drop=False` and `detach_ttl` need a shared broker, which is for
     the engine to check.
 
-    This version refuses `tty`, `pass_fds`, `observe`, `on_full="evict"`,
-    and the limits `output`, `tree_memory` and `tree_processes`.
+    This version refuses `tty`, `pass_fds`, `observe`, and the limits `output`,
+    `tree_memory` and `tree_processes`.
 
     Attributes:
         argv: The command, a sequence of `str`, `bytes` or paths; with `shell=True` one
@@ -130,7 +130,8 @@ class Spec:
         authority: A note given back with every snapshot.
         observe: Directories below which changes are recorded.
         request_id: Name of this request, for retrying it; 1 to 128 characters.
-        on_full: Whether a full engine refuses or evicts another session.
+        on_full: Whether a full limit refuses this one, or ends another session of the
+            same key: the least recently used, but none of the 8 most recently used.
         queue: Seconds to wait for room over a limit, first come first served; None is
             the scope's default, which does not wait.
 

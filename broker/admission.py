@@ -8,6 +8,10 @@ so everything that still has a worker counts there.
 Whoever waits is served first come first served *at each limit*: a spawn waits behind
 one that came before it exactly if both want the same limit, and that one waits for it.
 Two scopes do not hold each other up, and nobody is overtaken at what it waits for.
+
+A spawn that may evict has one session of its own key ended for each limit that is full,
+and waits for that: the least recently used of those that have ended, else of those that
+live, but never one of the `PROTECTED` most recently used.
 """
 
 from collections import Counter
@@ -15,12 +19,15 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from broker.registry import Ask, Session
+from broker.registry import Ask, Session, State
 from broker.wire import Message
 
 BROKER: Final = "broker"
 WARN_BEFORE: Final = 16
 """A warning comes one sixteenth before a limit: at 60 of 64."""
+
+PROTECTED: Final = 8
+"""Sessions that no eviction touches: the most recently used ones."""
 
 Token = tuple[bytes, str]
 
@@ -84,6 +91,45 @@ def keys(session: Session) -> list[Hashable]:
     if session.takes_room:
         return [BROKER, (session.owner, session.scope), session.client]
     return [BROKER]
+
+
+def victim(sessions: Iterable[Session]) -> Session | None:
+    """Return which of some sessions goes to make room, None if none may."""
+    by_use = sorted(sessions, key=lambda session: (session.used, session.id))
+    may_go = by_use[:-PROTECTED]
+    ended = [session for session in may_go if session.ended is not None]
+    return next(iter(ended or may_go), None)
+
+
+def victims(
+    applicant: Applicant, sessions: Iterable[Session], retained: Session | None
+) -> list[Session]:
+    """Return who goes for a spawn that is stuck, none if that would not be enough.
+
+    Args:
+        applicant: it gives up others only of its own key, and if it may evict.
+        sessions: all that there are.
+        retained: one that goes for anybody when the broker is full.
+    """
+    evicts = applicant.message.body["on_full"] == "evict"
+    owner = applicant.token[0]
+    own = [s for s in sessions if evicts and s.owner == owner and not _goes(s)]
+    found: list[Session] = []
+    for limit in applicant.stuck:
+        counted = [session for session in own if limit.key in keys(session)]
+        if any(session in found for session in counted):
+            continue
+        choice = retained if limit.key == BROKER else None
+        choice = choice or victim(counted)
+        if choice is None:
+            return []
+        found.append(choice)
+    return found
+
+
+def _goes(session: Session) -> bool:
+    """Return whether it is on its way out already."""
+    return session.evicted or session.state in (State.LEAVING, State.LOST)
 
 
 class Load:

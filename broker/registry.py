@@ -168,6 +168,10 @@ class Session:
     """Clients that read it without owning it: what they hold ends with them."""
     runs: Ask | None = None
     """The capture whose end is the end of this session, which releases itself."""
+    used: float = 0.0
+    """When it was last written to, polled, resized or signalled."""
+    evicted: bool = False
+    """Whether it is on its way out for another one."""
     ended: float | None = None
     """When the child's end was told."""
     status: object = None

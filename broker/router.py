@@ -26,7 +26,9 @@ Theory of operation
   leaves a tombstone for the spawn's token: a retry never starts a second child.
 * A spawn over a limit is refused, or waits in the `Line` (`admission`), which is looked
   at whenever something ended. It has no session before it has room, and goes with its
-  client, its lease, its token's drop, and its time.
+  client, its lease, its token's drop, and its time. One that may evict has others end,
+  and waits for that.
+* What has ended is kept by `retention`; what is too much goes as if it was dropped.
 * Whoever watches is told what happens to the sessions of its key (`watchers`). CREDIT
   and STOP for session 0 are those of its stream.
 * A worker that does not answer START within `START_TIMEOUT`, or a KILL within the time
@@ -76,6 +78,7 @@ from broker.registry import (
     ToWorker,
     WorkerGone,
 )
+from broker.retention import READABLE, Retention
 from broker.watchers import Watchers
 from broker.wire import Kind, Message, pack
 
@@ -90,8 +93,8 @@ HUNG_MARGIN: Final = 1.0
 """Seconds that a worker may be late with the answer to a KILL."""
 DROP_TIMEOUT: Final = 5.0
 """Seconds a worker may take to prove a dropped tree gone."""
-READABLE: Final = 30.0
-"""Seconds that an ended session stays readable at least."""
+ROOM_TIMEOUT: Final = DROP_TIMEOUT + 2 * HUNG_MARGIN
+"""Seconds that a spawn waits at least for what was ended to make room for it."""
 RETRY_AFTER: Final = 1.0
 """Seconds after which a spawn that found no room may find some."""
 
@@ -132,6 +135,7 @@ class Router:
         self.batches: dict[int, Batch] = {}
         self.line = admission.Line()
         self.watchers = Watchers()
+        self.retention = Retention()
         self._room = False
         self._last_batch = 0
         self._last_client = 0
@@ -175,6 +179,8 @@ class Router:
                 self._expire_leases()
                 self._condemn_late()
                 self._expire_ttls()
+                self.retention.ripen(self.sessions, self._now)
+                self._end_surplus()
                 for late in self.line.late(self._now):
                     self._refuse_full(late)
             case _:
@@ -183,8 +189,8 @@ class Router:
     def next_deadline(self) -> float | None:
         """Return when a `Tick` is wanted, None while nothing is due."""
         ends = [c.lease_ends for c in self.clients.values() if c.lease_ends is not None]
-        line = self.line.next_deadline()
-        ends += [] if line is None else [line]
+        firsts = (self.line.next_deadline(), self.retention.next_deadline())
+        ends += [first for first in firsts if first is not None]
         return min([*ends, *self.due.values(), *self.ttls.values()], default=None)
 
     # -- clients ----------------------------------------------------------------
@@ -341,10 +347,43 @@ class Router:
                 self._announce(session, "warning", errors.EngineError(near))
 
     def _keep_waiting(self, applicant: Applicant) -> None:
-        applicant.ends = self._now + (applicant.message.body["queue"] or 0.0)
+        goes = self._make_room(applicant)
+        patience = ROOM_TIMEOUT if goes else 0.0
+        applicant.ends = self._now + max(
+            applicant.message.body["queue"] or 0.0, patience
+        )
         if applicant.ends <= self._now:
             del self.line.waiting[applicant.token]
             self._refuse_full(applicant)
+
+    def _make_room(self, applicant: Applicant) -> bool:
+        """Have others go for a spawn, if it may; return whether that will be enough."""
+        oldest = self.retention.oldest()
+        found = admission.victims(applicant, self.sessions.values(), oldest)
+        everywhere = any(limit.key == admission.BROKER for limit in applicant.stuck)
+        for session in found:
+            if session is oldest and everywhere:
+                self._end(session)
+            else:
+                self._evict(session, applicant, release=everywhere)
+        return bool(found)
+
+    def _evict(self, session: Session, applicant: Applicant, *, release: bool) -> None:
+        """End a session for another one; its log stays if that is not in the way."""
+        session.evicted = True
+        self._announce(session, "evicted")
+        if release or session.ended is not None or session.client == 0:
+            self._end(session, "evicted")
+            self._room = True
+            return
+        client = self.clients[self.peers[applicant.client]]
+        body = {"sessions": [session.id]}
+        unasked = Message(Kind.KILL_MANY, client.id, 0, 0, self.epoch, 0.0, body)
+        self._kill_each(client, unasked, DROP_TIMEOUT, "evicted")
+
+    def _end_surplus(self) -> None:
+        for session in self.retention.surplus():
+            self._end(session)
 
     def _refuse_full(self, applicant: Applicant) -> None:
         full = str(applicant.stuck[0])
@@ -369,6 +408,7 @@ class Router:
             self._take_worker(),
             body["kill_on_drop"],
             body["detach_ttl"],
+            used=self._now,
         )
         self.sessions[session.id] = session
         self.slots[session.worker] = session.id
@@ -443,6 +483,7 @@ class Router:
             "workers": len(self.slots),
             "idle": len(self.idle),
             "waiting": len(self.line),
+            "retained": len(self.retention),
             "watchers": len(self.watchers),
             "capacity": self.capacity,
             "shared": self.shared,
@@ -468,14 +509,20 @@ class Router:
         self._answer(client, message.reply(Kind.REPLY))
 
     def _kill_many(self, client: Client, message: Message) -> None:
+        self._kill_each(client, message, message.body["timeout"], "killed")
+
+    def _kill_each(
+        self, client: Client, message: Message, timeout: float, cause: str
+    ) -> None:
+        """Kill all sessions that a message names; it is answered once they are gone."""
         self._last_batch += 1
         ids = message.body["sessions"]
         batch = Batch(client, message, set(ids))
         self.batches[self._last_batch] = batch
         body = {
             "grace": None,
-            "timeout": message.body["timeout"],
-            "cause": "killed",
+            "timeout": timeout,
+            "cause": cause,
             "release": False,
         }
         for number in dict.fromkeys(ids):  # one answer stands for a repeated id
@@ -545,6 +592,8 @@ class Router:
     def _pass_on(self, session: Session, message: Message, ask: Ask) -> None:
         if ask.request:
             session.pending[ask] = message.kind
+        if message.kind in _USES:
+            session.used = self._now
         if message.kind in _STOPPABLE and ask.client not in (0, session.client):
             session.guests.add(ask.client)
         if message.kind is Kind.STOP:
@@ -553,8 +602,7 @@ class Router:
         if message.kind is Kind.KILL:
             self._expect_end(session, message)
             if message.body["release"]:
-                session.state = State.LEAVING
-                self.ttls.pop(session.id, None)
+                self._leaves(session)
 
     def _expect_end(self, session: Session, kill: Message) -> None:
         patience = kill.body["timeout"] + (kill.body["grace"] or 0.0) + HUNG_MARGIN
@@ -678,14 +726,18 @@ class Router:
             self._tell(session, close)
         self._orphan(session, session.detach_ttl)
 
-    def _end(self, session: Session) -> None:
-        """Have the worker end a session's tree, and forget it."""
-        self.ttls.pop(session.id, None)
+    def _leaves(self, session: Session) -> None:
         session.state = State.LEAVING
+        self.ttls.pop(session.id, None)
+        self.retention.forget(session)
+
+    def _end(self, session: Session, cause: str = "owner-drop") -> None:
+        """Have the worker end a session's tree, and forget it."""
+        self._leaves(session)
         body = {
             "grace": None,
             "timeout": DROP_TIMEOUT,
-            "cause": "owner-drop",
+            "cause": cause,
             "release": True,
         }
         kill = Message(Kind.KILL, 0, 0, session.id, self.epoch, 0.0, body)
@@ -697,6 +749,7 @@ class Router:
         self.sessions.pop(session.id, None)
         self.due.pop(session.id, None)
         self.ttls.pop(session.id, None)
+        self.retention.forget(session)
         self._bury(session.owner, session.token)
 
     def _bury(self, owner: bytes, token: str) -> None:
@@ -767,6 +820,8 @@ class Router:
         """Add what the broker knows; a status in it reports the end to the owner."""
         if session.ended is not None and session.client == message.client:
             session.reported = self._room = True
+            self.retention.reported(session)
+            self._end_surplus()
         return message._replace(body={**message.body, "stays": session.stays})
 
     def _ends(self, session: Session, message: Message) -> Message | None:
@@ -782,6 +837,8 @@ class Router:
         """Note that the child has ended, and whether its owner hears of it."""
         session.ended = self._now
         session.status = message.body["status"]
+        if session.state is not State.LEAVING:
+            self.retention.ended(session, self._now)
         self._announce(session, "exited")
         session.reported = session.client in self.peers
         self._room = True
@@ -846,6 +903,7 @@ class Router:
             return
         session.state = State.LOST
         self._room = True
+        self.retention.forget(session)
         self.due.pop(session.id, None)
         session.proven = proven
         session.guests.clear()  # nothing is held any more
@@ -926,6 +984,9 @@ _FORWARDED: Final = _kinds(
 
 _START_TERMS: Final = ("reader", "chunks", "bytes", "release")
 """What a START takes over from its SPAWN."""
+
+_USES: Final = _kinds(Kind.WRITE, Kind.POLL, Kind.SIGNAL)
+"""What makes a session a recently used one."""
 
 _STOPPABLE: Final = _kinds(Kind.OPEN, Kind.READ, Kind.POLL)
 """Requests that may take long, and that a STOP takes back."""

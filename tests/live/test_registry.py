@@ -6,7 +6,7 @@ import pytest
 
 import actors
 from tests.helpers import NOT_BLOCKED
-from tests.live.children import REST, arrived, program
+from tests.live.children import REST, arrived, program, until
 
 pytestmark = pytest.mark.live
 
@@ -82,3 +82,22 @@ async def test_s5_limits_that_are_none_are_refused() -> None:
             with pytest.raises(actors.InvalidRequest) as refused:
                 engine.scope(**{name: -1})  # type: ignore[arg-type]
             assert refused.value.field == name
+
+
+async def test_s6_an_evicted_child_is_readable_and_says_why() -> None:
+    async with actors.Engine() as engine, engine.scope(capacity=9) as scope:
+        talks = "write(b'hello\\n'); rest()"
+        old = [await scope.spawn(program(talks)) for _ in range(2)]
+        for child in old:
+            await until(child, b"hello\n")
+        await old[0].poll(wait=0)
+        await asyncio.gather(*(scope.spawn(program(REST)) for _ in range(7)))
+        with pytest.raises(actors.CapacityExceeded):
+            await scope.spawn(program(REST))
+        await scope.spawn(program(REST), on_full="evict")
+        assert not old[0].ended
+        status = await old[1].wait()
+        assert (status.cause, status.signal) == ("evicted", 9)
+        last = await old[1].poll()
+        assert last.stderr == b"[creche: evicted to make room for another session]\n"
+        assert last.done

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from broker import admission, errors, registry, router, watchers
+from broker import admission, errors, registry, retention, router, watchers
 from broker.registry import (
     LIVE,
     Action,
@@ -36,11 +36,12 @@ from broker.registry import (
     ToWorker,
     WorkerGone,
 )
+from broker.retention import READABLE
 from broker.router import (
     DROP_TIMEOUT,
     FIRST_SESSION,
     HUNG_MARGIN,
-    READABLE,
+    ROOM_TIMEOUT,
     START_TIMEOUT,
     Router,
 )
@@ -90,7 +91,7 @@ class World:
     """A router, and hands to push what is around it."""
 
     def __init__(
-        self, *, shared: bool = False, warm: int = 0, capacity: int = 9
+        self, *, shared: bool = False, warm: int = 0, capacity: int = 19
     ) -> None:
         self.router = Router(EPOCH, shared=shared, warm=warm, capacity=capacity)
         self.now = 50.0
@@ -588,6 +589,160 @@ def test_s16_a_waiting_spawn_asked_twice_starts_once_and_answers_both(
     ]
 
 
+# Eviction
+
+EVICT: dict[str, Any] = {"on_full": "evict"}
+TEN: dict[str, Any] = {"scope": "x", "scope_capacity": 10} | EVICT
+
+
+def ten(world: World, peer: bytes = A, **changes: Any) -> list[tuple[int, int]]:
+    """Ten sessions, used one after the other."""
+    made = []
+    for number in range(10):
+        world.now += 1.0
+        made.append(world.started(peer, token=f"ten {number}", **TEN | changes))
+    return made
+
+
+def test_s6_the_least_recently_used_one_goes_and_its_log_stays(world: World) -> None:
+    stream = watch(world)
+    made = ten(world)
+    (first, _), (second, two) = made[:2]
+    world.now += 1.0
+    world.ask(A, Kind.SNAPSHOT, second)  # to look at it is no use
+    world.ask(A, Kind.WRITE, first)
+    said = world.ask(A, Kind.SPAWN, body=SPAWN | TEN)
+    asked = world.last_request
+    assert events(said, stream) == ["evicted"]
+    kill = kills(said)[two]
+    assert kill.body == KILL | {"cause": "evicted", "timeout": DROP_TIMEOUT}
+    done = world.push(two, Kind.EXITED, second)
+    assert (A, Kind.EXITED, 0) in answers(done)
+    assert starts(done) == [asked]
+    assert world.say(two, kill.reply(Kind.REPLY, {"receipt": [1, 1, []]})) == []
+    assert world.state(second) is State.EXITED
+    assert second not in world.router.due
+
+
+def test_s6_the_most_recently_used_ones_stay(world: World) -> None:
+    limit = TEN | {"scope_capacity": 8}
+    for number in range(8):
+        world.started(token=str(number), **limit)
+    full(world.ask(A, Kind.SPAWN, body=SPAWN | limit))
+    asked = world.ask(A, Kind.SPAWN, body=SPAWN | limit | {"queue": 5.0})
+    assert asked == []
+    assert world.router.next_deadline() == world.now + 5.0
+
+
+def test_s6_two_spawns_evict_two(world: World) -> None:
+    made = ten(world)
+    for number in range(2):
+        said = world.ask(A, Kind.SPAWN, body=SPAWN | TEN | {"token": str(number)})
+        assert told(said) == [(made[number][1], Kind.KILL)]
+    full(world.ask(A, Kind.SPAWN, body=SPAWN | TEN | {"token": "3"}))
+    assert world.router.next_deadline() == world.now + DROP_TIMEOUT + HUNG_MARGIN
+    world.now += ROOM_TIMEOUT
+    late = [k for _, k, request in answers(world.happen(Tick())) if request]
+    assert late == [Kind.ERROR, Kind.ERROR]
+
+
+def test_s6_what_ended_goes_before_what_lives() -> None:
+    world = World(shared=True, capacity=20)
+    world.hello(A)
+    world.hello(AGAIN)
+    made = ten(world, AGAIN, kill_on_drop=False)
+    world.happen(ClientGone(AGAIN))
+    ended, worker = made[1]
+    world.push(worker, Kind.EXITED, ended)  # nobody was told: it takes room
+    said = world.ask(A, Kind.SPAWN, body=SPAWN | TEN)
+    assert released(said) == [worker]
+    assert starts(said) == [world.last_request]
+
+
+def test_s6_a_full_broker_evicts_of_the_same_key_and_frees_a_worker() -> None:
+    world = World(capacity=10)
+    world.hello(A)
+    world.hello(B, OTHER)
+    unlimited = {"scope_capacity": None}
+    (first, one), *_ = ten(world, B, **unlimited)
+    full(world.ask(A, Kind.SPAWN, body=SPAWN | EVICT))
+    said = world.ask(B, Kind.SPAWN, body=SPAWN | EVICT)
+    asked = world.last_request
+    assert released(said) == [one]
+    (kill,) = kills(said).values()
+    assert kill.body["cause"] == "evicted"
+    assert starts(world.push(one, Kind.EXITED, first)) == []
+    assert starts(world.idle(one, first)) == [asked]
+
+
+def test_s6_one_session_may_make_room_at_several_limits(world: World) -> None:
+    limits = TEN | {"client_capacity": 10}
+    world.router.capacity = 20
+    made = ten(world, client_capacity=10)
+    said = world.ask(A, Kind.SPAWN, body=SPAWN | limits)
+    assert told(said) == [(made[0][1], Kind.KILL)]
+
+
+# Retention
+
+
+def test_s4_an_ended_session_is_retained_after_30_seconds(world: World) -> None:
+    session, worker = world.started()
+    world.push(worker, Kind.EXITED, session)
+    assert world.router.next_deadline() == world.now + READABLE
+    world.now += READABLE
+    assert world.happen(Tick()) == []
+    assert len(world.router.retention) == 1
+    assert world.router.next_deadline() is None
+    world.ask(A, Kind.KILL, session, RELEASE)
+    assert len(world.router.retention) == 0
+
+
+def test_s4_the_oldest_goes_when_too_many_are_retained(
+    shared: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "RETAINED", 2)
+    made = []
+    for number in range(3):
+        session, worker = shared.started(token=str(number))
+        shared.push(worker, Kind.EXITED, session)
+        made.append(worker)
+        shared.now += 1.0
+    other, foreign = shared.started(B)
+    shared.push(foreign, Kind.EXITED, other)
+    shared.now += READABLE - 2.0
+    assert released(shared.happen(Tick())) == []
+    shared.now += 2.0
+    assert released(shared.happen(Tick())) == made[:1]
+    assert len(shared.router.retention) == 3
+
+
+def test_s4_an_end_that_nobody_was_told_of_is_retained_once_it_was(
+    two: World,
+) -> None:
+    session, worker = two.started(A, kill_on_drop=False)
+    two.happen(ClientGone(A))
+    two.push(worker, Kind.EXITED, session)
+    two.now += READABLE
+    two.happen(Tick())
+    assert len(two.router.retention) == 0
+    attach(two, AGAIN, session)
+    assert len(two.router.retention) == 1
+
+
+def test_s5_what_is_retained_makes_room_when_the_broker_is_full() -> None:
+    world = World(capacity=1)
+    world.hello(A)
+    session, worker = world.started()
+    world.push(worker, Kind.EXITED, session)
+    body = SPAWN | {"token": "u"}
+    full(world.ask(A, Kind.SPAWN, body=body))
+    world.now += READABLE
+    world.happen(Tick())
+    assert released(world.ask(A, Kind.SPAWN, body=body)) == [worker]
+    assert starts(world.idle(worker, session)) == [world.last_request]
+
+
 # Spawn again
 
 
@@ -979,8 +1134,9 @@ def test_info_counts(shared: World) -> None:
         "workers": 2,
         "idle": 0,
         "waiting": 0,
+        "retained": 0,
         "watchers": 0,
-        "capacity": 9,
+        "capacity": 19,
         "shared": True,
         "containment": "subreaper",
     }
@@ -1895,6 +2051,7 @@ class Traffic(RuleBasedStateMachine):
                 "scope_capacity": st.sampled_from([None, 1]),
                 "client_capacity": st.sampled_from([None, 2]),
                 "detach_ttl": st.sampled_from([None, None, 5.0]),
+                "on_full": st.sampled_from(["refuse", "evict"]),
             }
         ),
     )
