@@ -494,6 +494,15 @@ def test_s5_whoever_waits_is_served_in_order_at_each_limit(world: World) -> None
     assert starts(world.push(worker, Kind.EXITED, FIRST_SESSION + 3)) == [third]
 
 
+def test_s5_who_is_content_with_a_fuller_scope_overtakes_nobody(two: World) -> None:
+    session, worker = two.started(A, **SCOPE)
+    first, _ = spawning(two, A, queue=5.0, **SCOPE)
+    wider = SCOPE | {"scope_capacity": 5}
+    second, started = spawning(two, AGAIN, queue=5.0, **wider)
+    assert started == []
+    assert starts(two.push(worker, Kind.EXITED, session)) == [first, second]
+
+
 def test_s5_a_large_wish_is_not_starved_by_small_ones() -> None:
     """Whoever waits for its scope, then for the broker, is the next of the broker."""
     world = World(capacity=2)
