@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Gap as Gap,
         Info as Info,
         KillReceipt as KillReceipt,
+        Lifecycle as Lifecycle,
         Match as Match,
         Piece as Piece,
         PollResult as PollResult,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         EventStream as EventStream,
         Reader as Reader,
     )
+    from actors.subscription import LifecycleStream as LifecycleStream
     from actors.text import (
         Abridged as Abridged,
         abridge as abridge,
@@ -90,7 +92,8 @@ _HOMES = {
     "actors.engine": "Engine",
     "actors.events": (
         "Change Chunk Closed Completed Event Exited ExitStatus Gap Info KillReceipt "
-        "Match Piece PollResult Snapshot Stats StreamAbandoned StreamEof StreamError "
+        "Lifecycle Match Piece PollResult Snapshot Stats StreamAbandoned StreamEof "
+        "StreamError "
         "Survivor Usage WriteResult"
     ),
     "actors.many": "Results",
@@ -101,6 +104,7 @@ _HOMES = {
     "actors.spec": "AGENT_ENV Spec",
     "actors.streams": "EventStream Reader",
     "actors.text": "Abridged abridge",
+    "actors.subscription": "LifecycleStream",
     "broker.errors": (
         "BrokerLost CapacityExceeded CommandFailed EngineError InvalidRequest "
         "NotATerminal OutputEnded OutputLimitExceeded OutputLost ProtocolError "
@@ -131,6 +135,8 @@ __all__ = [
     "Info",
     "InvalidRequest",
     "KillReceipt",
+    "Lifecycle",
+    "LifecycleStream",
     "Limits",
     "Match",
     "NotATerminal",

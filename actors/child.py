@@ -46,9 +46,10 @@ Data = bytes | bytearray | memoryview | str
 class Child:
     """One child process and everything that can be done with it.
 
-    Made by `Engine.spawn` and `Scope.spawn`. A child spawned by an engine is owned by
-    this handle: closing or collecting it ends the child. One spawned by a scope is
-    owned by the scope.
+    Made by `Engine.spawn`, `Engine.attach` and `Scope.spawn`. A child that an engine
+    spawned or attached is owned by this handle: closing or collecting it ends the
+    child. One spawned by a scope is owned by the scope. Once another client took it
+    over, calls raise `SessionOwned`.
     """
 
     def __init__(self, connection: Connection, record: Record, *, owned: bool) -> None:
@@ -567,6 +568,7 @@ class Child:
         Raises:
             InvalidRequest: `timeout` is no time.
             TimedOut: it did not end within `timeout` seconds; it is left alone.
+            SessionOwned: somebody else took the child over before it ended.
             BrokerLost: the broker is gone, or the engine was closed before the end.
         """
         self._check(alive=False)
@@ -694,8 +696,34 @@ class Child:
         reply = await self._link.ask(Kind.STATS, self.id)
         return Stats.from_wire(reply.body)
 
+    async def detach(self, ttl: float | None = None) -> None:
+        """Give the child up and let it live on; its stdin stays open.
+
+        Its output is drained into its log. A client of the same key takes it over with
+        `Engine.attach`. This handle is of no more use: what waits for the end raises
+        `SessionNotFound`.
+
+        Args:
+            ttl: seconds that the child may live without an owner, after which it is
+                killed; None is the `detach_ttl` of its spawn, or for ever.
+
+        Raises:
+            InvalidRequest: the engine's broker is its own, and ends with it.
+            SessionNotFound: the session was closed.
+            WorkerLost: the worker died, and the child with it.
+        """
+        self._check()
+        checks.optional(checks.seconds)("ttl", ttl)
+        if not self._connection.shared:
+            raise errors.InvalidRequest(
+                "ttl", "a detached child needs a shared broker: this one ends with you"
+            )
+        await self._connection.detach(self._record, ttl)
+
     async def aclose(self) -> None:
         """End the child if it still runs, and let the engine forget it.
+
+        One that outlives its owner (`kill_on_drop=False`, `detach_ttl`) only loses it.
 
         Raises:
             EngineError: its tree could not be proven gone.
@@ -715,6 +743,8 @@ class Child:
 
     def _check(self, *, alive: bool = True) -> None:
         self._connection.check(alive=alive)
+        if alive and isinstance(self._record.failure, errors.SessionOwned):
+            raise self._record.failure
 
 
 def _collected(connection: Connection, record: Record, process: int) -> None:

@@ -3,9 +3,10 @@
 import asyncio
 import os
 import secrets
+import weakref
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from actors.ambient import Surroundings
 from actors.embedded import Embedded
@@ -13,15 +14,25 @@ from actors.events import ExitStatus, KillReceipt, Snapshot
 from actors.launch import Launch
 from actors.record import Record, lost_status
 from actors.scratch import DIRECTORY, Scratches
-from actors.settings import Settings
+from actors.settings import OutputPolicy, Settings
 from actors.spec import Spec
 from actors.streams import Capture
+from actors.subscription import LifecycleStream
 from broker import auth, errors
 from broker.link import Link, error_of
 from broker.wire import MAX_IDS, STREAMS, Kind, Message, pack, unpack
 
+MAX_TOKENS: Final = 100
+"""Spawns named by one DROP."""
 CLOSE_MARGIN: Final = 1.0
 """Seconds beyond the time to kill that a broker may take to answer a closing engine."""
+
+
+class Room(NamedTuple):
+    """What a scope may hold, and how long its spawns wait for room (seconds)."""
+
+    capacity: int | None = None
+    queue: float | None = None
 
 
 class Connection:
@@ -40,6 +51,9 @@ class Connection:
         self.link: Link
         self.records: dict[int, Record] = {}
         self.paused: set[str] = set()
+        self.rooms: dict[str, Room] = {}
+        self._watching: weakref.WeakSet[LifecycleStream] = weakref.WeakSet()
+        self._starting: dict[str, str | None] = {}
         self.shared = endpoint is not None
         self._endpoint = endpoint
         self._owner = owner
@@ -98,6 +112,8 @@ class Connection:
                 record.released = True
                 record.fail(errors.BrokerLost("the engine is closed"))
             self.records.clear()
+            for stream in self._watching:
+                stream.finish()
             self.link.close()
             self._surroundings.close()
             if self._embedded is not None:
@@ -113,7 +129,7 @@ class Connection:
         return timeout if self.shared else CLOSE_MARGIN
 
     async def _release_all(self) -> None:
-        ids = [record.id for record in self.records.values() if not record.released]
+        ids = [r.id for r in self.records.values() if not (r.released or r.stays)]
         timeout = self.settings.kill_timeout
         await asyncio.gather(
             *(self.end(number, None, timeout, release=True) for number in ids),
@@ -143,10 +159,13 @@ class Connection:
             return
         if message.kind is Kind.EXITED:
             record.end(ExitStatus.from_wire(message.body["status"]))
-        elif message.kind is Kind.ERROR and isinstance(
-            error_of(message), errors.WorkerLost
-        ):
-            record.end(lost_status(record.started))
+        elif message.kind is Kind.ERROR:
+            error = error_of(message)
+            if isinstance(error, errors.WorkerLost):
+                record.end(lost_status(record.started))
+            elif isinstance(error, errors.SessionOwned):
+                record.released = True
+                self.forget(record, error)
 
     def _on_lost(self) -> None:
         for record in self.records.values():
@@ -188,11 +207,15 @@ class Connection:
             "release": capture is not None,
             "kill_on_drop": spec.kill_on_drop,
             "fds": len(launch.pass_fds),
+            "detach_ttl": spec.detach_ttl,
+            **self._room(spec, scope),
         }
         adopted: list[Record] = []
 
         def adopt(reply: Message) -> None:
-            adopted.append(self._adopt(reply, launch, scope))
+            record = self._adopt(reply, launch, scope)
+            record.stays = not spec.kill_on_drop or spec.detach_ttl is not None
+            adopted.append(record)
 
         # At once: the end of a short child may come right behind the answer.
         document = _document(launch)
@@ -202,6 +225,7 @@ class Connection:
         asked = self.link.ask(
             Kind.SPAWN, body=body, payload=document, request=request, first=adopt
         )
+        self._starting[token] = scope
         try:
             await asked
         except asyncio.CancelledError:
@@ -210,6 +234,8 @@ class Connection:
             if self.link.lost is None:
                 self.link.post(Kind.DROP, body={"sessions": [], "tokens": [token]})
             raise
+        finally:
+            self._starting.pop(token, None)
         return adopted[0]
 
     async def _pass_fds(self, request: int, fds: tuple[int, ...]) -> None:
@@ -224,14 +250,36 @@ class Connection:
         except OSError as error:  # too many on their way
             raise errors.SpawnFailed(error.errno or 0, "pipe") from error
 
+    def _room(self, spec: Spec, scope: str | None) -> dict[str, Any]:
+        """Return what a spawn tells of the limits that it is under."""
+        room = self.rooms.get(scope or "", Room())
+        return {
+            "scope_capacity": room.capacity,
+            "client_capacity": self.settings.capacity,
+            "queue": room.queue if spec.queue is None else spec.queue,
+            "on_full": spec.on_full,
+        }
+
+    def cancel_starts(self, scope: str) -> None:
+        """Take back the spawns of a scope that are not answered yet.
+
+        One that waits for room would otherwise outlive its owner.
+        """
+        tokens = [token for token, name in self._starting.items() if name == scope]
+        for at in range(0, len(tokens), MAX_TOKENS):
+            if self.link.lost is None:
+                body = {"sessions": [], "tokens": tokens[at : at + MAX_TOKENS]}
+                self.link.post(Kind.DROP, body=body)
+
     def _check_options(self, spec: Spec) -> None:
         if not spec.kill_on_drop and not self.shared:
             raise errors.InvalidRequest(
                 "kill_on_drop", "False needs a shared broker: this one ends with you"
             )
-        for name, default in _NOT_YET.items():
-            if getattr(spec, name) != default:
-                raise errors.InvalidRequest(name, "is not supported by this version")
+        if spec.detach_ttl is not None and not self.shared:
+            raise errors.InvalidRequest(
+                "detach_ttl", "needs a shared broker: this one ends with you"
+            )
 
     def _adopt(self, reply: Message, launch: Launch, scope: str | None) -> Record:
         known = self.records.get(reply.session)
@@ -270,22 +318,81 @@ class Connection:
         if self.link.lost is None:
             self.link.post(Kind.CLOCK, record.id, body={"paused": paused})
 
+    async def attach(self, number: int, *, steal: bool) -> Record:
+        """Become the owner of a session; see `Engine.attach`.
+
+        Raises:
+            SessionNotFound, SessionOwned, WorkerLost: see there.
+        """
+        adopted: list[Record] = []
+
+        def adopt(reply: Message) -> None:
+            adopted.append(self._adopt_attached(reply))
+
+        asked = self.link.ask(Kind.ATTACH, number, {"steal": steal}, first=adopt)
+        try:
+            await asked
+        except asyncio.CancelledError:
+            for record in adopted:
+                record.released = True
+                self.forget(record)
+            if self.link.lost is None:  # it may be the owner by now
+                self.link.post(Kind.DETACH, number, body={"ttl": None})
+            raise
+        return adopted[0]
+
+    def _adopt_attached(self, reply: Message) -> Record:
+        document = unpack(reply.payload or b"")
+        retention = OutputPolicy.from_wire(document["retention"])
+        record = Record(
+            id=reply.session,
+            pid=reply.body["pid"],
+            argv=tuple(os.fsdecode(word) for word in document["argv"]),
+            tty=document["tty"],
+            scope=None,
+            streams=tuple(document["streams"]),
+            started=reply.body["started"],
+            metadata=document["metadata"],
+            kept=retention.size,
+            block=retention.size if retention.kind == "block" else None,
+            stays=reply.body["stays"],
+        )
+        if document["status"] is not None:
+            record.end(ExitStatus.from_wire(document["status"]))
+        self.records[record.id] = record
+        return record
+
+    async def detach(self, record: Record, ttl: float | None) -> None:
+        """Let a session live on without an owner; see `Child.detach`."""
+        record.released = True  # first: whatever comes now must not end it
+        try:
+            await asyncio.shield(self.link.ask(Kind.DETACH, record.id, {"ttl": ttl}))
+        except errors.EngineError:
+            record.released = False
+            raise
+        self.forget(record, errors.SessionNotFound("the session was detached"))
+
     def owned_by(self, scope: str) -> list[Record]:
         """Return the sessions of a scope that were not released yet, by id."""
         found = [r for r in self.records.values() if r.scope == scope]
         return sorted((r for r in found if not r.released), key=lambda r: r.id)
 
-    def forget(self, record: Record) -> None:
-        """Stop tracking a session that was released; nobody hears of its end."""
-        record.fail(errors.SessionNotFound("the session was closed"))
+    def forget(self, record: Record, why: errors.EngineError | None = None) -> None:
+        """Stop tracking a session that was given up; nobody hears of its end."""
+        record.fail(why or errors.SessionNotFound("the session was closed"))
         self.records.pop(record.id, None)
 
     async def release(self, record: Record) -> None:
         """End a session if it still runs, and have the broker forget it.
 
+        One that stays loses its owner only, and maybe its stdin.
+
         Raises:
             EngineError: the tree could not be proven gone.
         """
+        if record.stays:
+            self.drop(record)
+            return
         record.released = True
         timeout = self.settings.kill_timeout
         try:
@@ -299,7 +406,7 @@ class Connection:
             raise errors.EngineError(f"session {record.id}: not proven gone: {left}")
 
     def drop(self, record: Record) -> None:
-        """Give a session up without waiting: what is left of its tree is killed."""
+        """Give a session up without waiting: unless it stays, its tree is killed."""
         record.released = True
         self.forget(record)
         if self.link.lost is None:
@@ -344,6 +451,12 @@ class Connection:
         )
         return [item for item in found if _is_there(item)]
 
+    def watch(self, scope: str | None) -> LifecycleStream:
+        """Return what happens to the sessions of this key, or of one scope."""
+        stream = LifecycleStream(self.link, scope)
+        self._watching.add(stream)
+        return stream
+
     async def snapshot(self, number: int) -> Snapshot:
         """Return how a session is now.
 
@@ -354,14 +467,6 @@ class Connection:
         document = unpack(reply.payload or b"")
         document["owner_alive"] = reply.body["owner_alive"]
         return Snapshot.from_wire(document)
-
-
-_NOT_YET: Final[dict[str, Any]] = {
-    "detach_ttl": None,
-    "on_full": "refuse",
-    "queue": None,
-}
-"""Options whose other values come with a later version."""
 
 
 def _scratch_root(settings: Settings, endpoint: str | None) -> bytes:

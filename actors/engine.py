@@ -7,13 +7,14 @@ from typing import Any, Final, Self
 
 from actors import checks
 from actors.child import Child
-from actors.connection import Connection
+from actors.connection import Connection, Room
 from actors.events import Completed, Info, KillReceipt, Snapshot
 from actors.many import Results
 from actors.oneshot import run
 from actors.scope import Scope
 from actors.settings import Settings
 from actors.spec import Spec
+from actors.subscription import LifecycleStream
 from broker import auth, errors
 from broker.wire import MAX_IDS, VERSION, Kind
 
@@ -98,7 +99,7 @@ class Engine:
         Raises:
             InvalidRequest: an argument is not valid; nothing was started.
             SpawnFailed: the system refused to start it; nothing is left.
-            CapacityExceeded: there is no room now.
+            CapacityExceeded: there is no room now, nor was there in `queue` seconds.
         """
         connection = self._connection()
         record = await connection.start(Spec(argv, **options), None)
@@ -182,12 +183,18 @@ class Engine:
         name: str | None = None,
         *,
         cancel: asyncio.Event | asyncio.Future[Any] | None = None,
+        capacity: int | None = None,
+        queue: float | None = None,
     ) -> Scope:
         """Return a named group of children that end together.
 
         Args:
             name: unique among this engine's open scopes; made up unless given.
             cancel: an event, task or future: the scope closes when it fires.
+            capacity: children that it may have at once, those counted whose end was not
+                yet told; None is no limit.
+            queue: seconds that a spawn over a limit waits for room, unless it says so
+                itself; None does not wait.
 
         Raises:
             InvalidRequest: a scope of that name is open, or an argument is not valid.
@@ -204,9 +211,34 @@ class Engine:
             cancel, asyncio.Event | asyncio.Future
         ):
             raise errors.InvalidRequest("cancel", "is an event, a task or a future")
-        scope = Scope(connection, name, cancel, self._scopes.pop)
+        checks.optional(checks.size)("capacity", capacity)
+        checks.optional(checks.seconds)("queue", queue)
+        scope = Scope(connection, name, cancel, Room(capacity, queue), self._scopes.pop)
         self._scopes[name] = scope
         return scope
+
+    async def attach(self, session_id: int, *, steal: bool = False) -> Child:
+        """Take over a child that has no owner; the returned handle owns it then.
+
+        Everything works as for the one who spawned it, from the oldest output that is
+        kept on; of one that has ended the exit status and the output are there.
+
+        Args:
+            session_id: the child's number, as in `Child.id` and `Snapshot.id`.
+            steal: take it from a living owner too, whose calls then raise
+                `SessionOwned`.
+
+        Raises:
+            InvalidRequest: `session_id` is not a positive number.
+            SessionNotFound: there is none of this number under this engine's key.
+            SessionOwned: its owner lives, and `steal` was not asked for.
+            WorkerLost: the worker died, and the child with it.
+        """
+        connection = self._connection()
+        checks.whole(1)("session_id", session_id)
+        checks.flag("steal", steal)
+        record = await connection.attach(session_id, steal=steal)
+        return Child(connection, record, owned=True)
 
     # -- all of them ------------------------------------------------------------
 
@@ -217,6 +249,21 @@ class Engine:
         if scope is not None and len(scope.encode()) > MAX_NAME:
             return []  # no scope has such a name
         return await connection.children(scope)
+
+    def events(self, scope: str | None = None) -> LifecycleStream:
+        """Return an async iterator of what happens to the sessions of this key.
+
+        Args:
+            scope: the name of the only scope to hear of; None: all, and those without.
+
+        Raises:
+            InvalidRequest: `scope` is no text.
+        """
+        connection = self._connection()
+        checks.optional(checks.text)("scope", scope)
+        if scope is not None and len(scope.encode()) > MAX_NAME:
+            raise errors.InvalidRequest("scope", f"is a text of 1 to {MAX_NAME} bytes")
+        return connection.watch(scope)
 
     async def kill(self, ids: Iterable[int]) -> list[KillReceipt | errors.EngineError]:
         """End many sessions at once; one receipt each, in order.

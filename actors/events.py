@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from actors.buffer import Counts
 from actors.settings import TtySize
+from broker import errors
 from broker.errors import InvalidRequest, ProtocolError
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Gap",
     "Info",
     "KillReceipt",
+    "Lifecycle",
     "Match",
     "Piece",
     "PollResult",
@@ -684,6 +686,62 @@ def _tty(what: str, wire: object) -> TtySize:
         return TtySize.from_wire(wire)
     except InvalidRequest as misfit:
         raise ProtocolError(f"malformed {what}: {misfit}") from misfit
+
+
+LifecycleKind = Literal[
+    "starting", "running", "exited", "closed", "lost", "evicted", "warning", "failed"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """Something that happened to a session, for whoever watches.
+
+    Every session has exactly one of `closed`, `failed` (its start did) and `lost` (its
+    worker was), and none after it.
+
+    Attributes:
+        kind: What happened.
+        id: The session's number.
+        scope: Name of its scope, empty without one.
+        sequence: Number of this event in its stream; those missed have theirs too.
+        time: Stamp of the event.
+        status: How the child ended, with `exited` and `closed`; None if it is unknown.
+        error: Why, with `failed` and `lost`; with `warning` it names the limit.
+        missed: Events that were dropped since the one before, because this stream was
+            256 behind.
+    """
+
+    kind: LifecycleKind
+    id: int
+    scope: str
+    sequence: int
+    time: float
+    status: ExitStatus | None
+    error: errors.EngineError | None
+    missed: int
+
+    @classmethod
+    def from_wire(cls, session: int, body: Mapping[str, Any]) -> Self:
+        """Return the event in a checked body of the wire.
+
+        Raises:
+            ProtocolError: its status or its error is none.
+        """
+        status, error = body["status"], body["error"]
+        if error is not None:
+            code, values = _list("error", error, TEXT, ITEMS)
+            error = errors.decode(code, values)
+        return cls(
+            kind=body["event"],
+            id=session,
+            scope=body["scope"],
+            sequence=body["sequence"],
+            time=body["time"],
+            status=None if status is None else ExitStatus.from_wire(status),
+            error=error,
+            missed=body["missed"],
+        )
 
 
 Containment = Literal["pidns", "cgroup", "subreaper", "pgroup"]

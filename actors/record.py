@@ -22,6 +22,7 @@ class Record:
         block: the same where the child is held back when it is full, else None.
         handles: living `Child` objects.
         released: whether the broker was told to forget the session.
+        stays: whether it lives on without an owner, if that one goes.
     """
 
     id: int
@@ -39,6 +40,7 @@ class Record:
     status: ExitStatus | None = None
     failure: errors.EngineError | None = None
     released: bool = False
+    stays: bool = False
     waiters: set["asyncio.Future[Any]"] = field(default_factory=set)
 
     def here(self, process: int) -> bool:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from actors.child import Child
-from actors.connection import Connection
+from actors.connection import Connection, Room
 from actors.events import Completed, KillReceipt, Snapshot
 from actors.many import Results
 from actors.oneshot import run
 from actors.pause import Timeouts
 from actors.shell import Shell, shell_argv, shell_options
 from actors.spec import Spec
+from actors.subscription import LifecycleStream
 from broker import errors
 
 
@@ -28,10 +29,12 @@ class Scope:
         connection: Connection,
         name: str,
         cancel: object,
+        room: Room,
         on_close: Callable[[str], object],
     ) -> None:
         self.name = name
         self._connection = connection
+        connection.rooms[name] = room
         self._on_close = on_close
         self._closed = False
         self._timeouts = Timeouts()
@@ -57,7 +60,8 @@ class Scope:
         """Start a child that this scope owns; see `Engine.spawn`.
 
         Raises:
-            SessionNotFound: the scope is closed, or was while the child started.
+            SessionNotFound: the scope is closed, or was while the child started, or
+                waited for room.
         """
         self._check()
         record = await self._connection.start(Spec(argv, **options), self.name)
@@ -203,6 +207,17 @@ class Scope:
         finally:
             self.resume()
 
+    def events(self) -> LifecycleStream:
+        """Return an async iterator of what happens to this scope's children.
+
+        It outlives the scope, so that it tells of all their ends.
+
+        Raises:
+            SessionNotFound: the scope is closed.
+        """
+        self._check()
+        return self._connection.watch(self.name)
+
     async def kill(self) -> list[KillReceipt | errors.EngineError]:
         """End every child of this scope now, and keep them readable.
 
@@ -236,7 +251,9 @@ class Scope:
         return path
 
     async def aclose(self) -> int:
-        """End and release every child, in parallel; return how many there were.
+        """End and release every child, in parallel; return how many that were.
+
+        Those that outlive an owner (`kill_on_drop=False`, `detach_ttl`) only lose it.
 
         Then the scratch directory is removed, if there is one.
 
@@ -255,6 +272,8 @@ class Scope:
         self._connection.paused.discard(self.name)
         scratches = self._connection.scratches
         scratch = scratches.leave(self.name)
+        self._connection.rooms.pop(self.name, None)
+        self._connection.cancel_starts(self.name)
         owned = self._connection.owned_by(self.name)
         results = await asyncio.gather(
             *map(self._connection.release, owned), return_exceptions=True
@@ -272,7 +291,7 @@ class Scope:
                 failed.append(error)
         if failed:
             raise ExceptionGroup(f"closing the scope {self.name!r}", failed)
-        return len(owned)
+        return sum(not record.stays for record in owned)
 
     def _check(self) -> None:
         self._connection.check()

@@ -24,7 +24,7 @@ from actors.probe import Look
 from actors.settings import TtySize
 from actors.usage import measure, oom_killed_since, oom_kills
 from broker import cgroup, errors, tree
-from broker.wire import Kind, Message, Payload, pack, unpack
+from broker.wire import STREAMS, Kind, Message, Payload, pack, unpack
 
 DYING: Final = 0.05
 """Seconds in which a child that lost its stdin is reaped if it is dying."""
@@ -36,6 +36,8 @@ SURVIVORS: Final = 500
 """Survivors named in a receipt: as many as fit into a control frame."""
 LARGE_TREE: Final = 100
 """Processes above which a tree is killed by its cgroup: walking them takes 20 ms."""
+EVICTED: Final = b"[creche: evicted to make room for another session]\n"
+"""The last line in the log of an evicted session."""
 TAIL: Final = 4096
 """Bytes of output in a snapshot."""
 
@@ -600,10 +602,20 @@ class Session:
         if self.life.empty:
             self._answer(ask, {"receipt": [0, 0, []]})
             return
+        if body["cause"] == "evicted" and not self._exit:
+            self._mark_evicted()
         if self.reaped_before_kill is None:
             self.reaped_before_kill = self.reaped
         kill = lifecycle.Kill(ask, body["grace"], body["timeout"], body["cause"])
         self._do(self.life.handle(kill, self._now))
+
+    def _mark_evicted(self) -> None:
+        """Leave a line in the log that says why the child ends."""
+        for stream in ("stderr", "stdout"):
+            if stream in self.progress.streams:
+                self.log.append(stream, EVICTED)
+                self.outlet.on_output(self._now)
+                return
 
     def _release(self) -> None:
         self.released = True
@@ -684,6 +696,21 @@ class Session:
         self.awaited.pause(self._now, paused=paused)
         self._do(self.life.handle(lifecycle.Paused(paused), self._now))
 
+    def _on_attach(self, ask: Ask, _: Message) -> None:
+        """Tell a new owner what the first one knew from its spawn."""
+        launch, status = self.launch, self.progress.status
+        there = self.progress.streams | self.progress.ends.keys()
+        document = {
+            "argv": list(launch.argv),
+            "tty": launch.tty is not None,
+            "streams": [stream for stream in STREAMS if stream in there],
+            "retention": launch.retention.to_wire(),
+            "metadata": dict(launch.metadata),
+            "status": status.to_wire() if status else None,
+        }
+        body = {"pid": self.process.pid, "started": self.started}
+        self._answer(ask, body, pack(document))
+
     def _serve(self) -> None:
         """Give the readers what they are due, and read on if that made room."""
         if self.awaited.waits:
@@ -749,6 +776,7 @@ POLLOUT: Final = 4
 Command = Callable[[Session, Ask, Message], None]
 
 _COMMANDS: Final[dict[Kind, Command]] = {
+    Kind.ATTACH: Session._on_attach,  # noqa: SLF001
     Kind.WRITE: Session._on_write,  # noqa: SLF001 - the table names the class's own cells
     Kind.CLOSE_STDIN: Session._on_close_stdin,  # noqa: SLF001
     Kind.POLL: Session._on_poll,  # noqa: SLF001

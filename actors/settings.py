@@ -276,6 +276,8 @@ class Settings:
         poll_wait: How long a poll waits unless told.
         poll_wait_max: Most that a first poll, or one with input, waits.
         poll_empty_wait_max: Most that a later poll without input waits.
+        capacity: Sessions that this client may have at once; None is no limit of its
+            own. Those count whose end it was not yet told.
         warm: Idle workers kept ready.
         lease: A remote or hung client is given up after this silence.
         lease_renewal: Time between renewals; shorter than `lease`.
@@ -307,6 +309,7 @@ class Settings:
     poll_wait: float = 10.0
     poll_wait_max: float = 30.0
     poll_empty_wait_max: float = 300.0
+    capacity: int | None = None
     warm: int = 4
     lease: float = 10.0
     lease_renewal: float = 3.0
@@ -333,6 +336,7 @@ class Settings:
         "poll_wait": checks.some_seconds,
         "poll_wait_max": checks.some_seconds,
         "poll_empty_wait_max": checks.some_seconds,
+        "capacity": checks.optional(checks.size),
         "warm": checks.whole(0),
         "lease": checks.some_seconds,
         "lease_renewal": checks.some_seconds,

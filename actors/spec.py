@@ -88,7 +88,6 @@ class Spec:
     nothing. `kill_on_drop=False` and `detach_ttl` need a shared broker, which is for
     the engine to check.
 
-    This version refuses `detach_ttl`, `on_full="evict"` and `queue`.
 
     Attributes:
         argv: The command, a sequence of `str`, `bytes` or paths; with `shell=True` one
@@ -105,7 +104,9 @@ class Spec:
         stderr: `pipe`, `null`, or `stdout`: wherever stdout goes, also to `null`.
         tty: A terminal instead of the three; True is one of the default size.
         kill_on_drop: Whether a lost owner ends the tree, or only closes stdin.
-        detach_ttl: Seconds that it may live without an owner.
+        detach_ttl: Seconds that it may live without an owner: one that goes detaches it
+            (its stdin stays open unless `kill_on_drop=False` as well), and then it is
+            killed.
         retention: What is kept of the output; None is the engine's setting.
         post_exit_grace: Seconds for pipes left open after the end; None is until EOF,
             `"default"` the engine's setting.
@@ -118,8 +119,10 @@ class Spec:
         observe: Directories below which files are compared before and after, for the
             result of a run or of `output`; relative ones start in `cwd`.
         request_id: Name of this request, for retrying it; 1 to 128 characters.
-        on_full: Whether a full engine refuses or evicts another session.
-        queue: Seconds to wait for room; None does not wait.
+        on_full: Whether a full limit refuses this one, or ends another session of the
+            same key: the least recently used, but none of the 8 most recently used.
+        queue: Seconds to wait for room over a limit, first come first served; None is
+            the scope's default, which does not wait.
 
     Raises:
         InvalidRequest: A parameter is not valid; `field` names it.

@@ -16,8 +16,11 @@ what comes                  its other half is here     it is not
 ==========================  =========================  ============================
 SPAWN                       `Pass`                     waits; in the end `Refuse`
 descriptors                 `Pass`                     wait; in the end `Close`
-the end of the client       `Close` what waits, and forget its SPAWNs
+the end of the client       `Close` what is here, and forget its SPAWNs
 ==========================  =========================  ============================
+
+A SPAWN may still have to wait for room. Its descriptors stay here until its START takes
+them, or until it is answered without one.
 """
 
 import errno
@@ -72,11 +75,10 @@ def parse(data: bytes) -> tuple[list[tuple[int, int]], bytes]:
 
 
 class Pass(NamedTuple):
-    """Take the SPAWN, with these descriptors for its START."""
+    """Take the SPAWN: its descriptors are here, for its START to `take`."""
 
     peer: bytes
     message: Message
-    fds: tuple[int, ...]
 
 
 class Refuse(NamedTuple):
@@ -103,18 +105,19 @@ class Passing:
     def __init__(self) -> None:
         self._spawns: dict[_Key, tuple[Message, float]] = {}
         self._fds: dict[_Key, tuple[tuple[int, ...], float]] = {}
+        self._joined: dict[_Key, tuple[int, ...]] = {}
 
     def spawn(self, peer: bytes, message: Message, now: float) -> list[Action]:
         """Take a SPAWN that needs descriptors."""
         key = peer, message.request
-        if key in self._spawns:
+        if key in self._spawns or key in self._joined:
             fault = ProtocolError("a spawn of this number waits already")
             return [Refuse(peer, message, fault)]
         if key not in self._fds:
             self._spawns[key] = message, now + WAIT
             return []
         fds, _ = self._fds.pop(key)
-        return _joined(peer, message, fds)
+        return self._join(key, message, fds)
 
     def descriptors(
         self, peer: bytes, request: int, fds: tuple[int, ...], now: float
@@ -123,19 +126,41 @@ class Passing:
         key = peer, request
         if key in self._spawns:
             message, _ = self._spawns.pop(key)
-            return _joined(peer, message, fds)
-        held = sum(len(fds) for (p, _), (fds, _) in self._fds.items() if p == peer)
-        if key in self._fds or held + len(fds) > HELD:
+            return self._join(key, message, fds)
+        if key in self._fds or self._held(peer) + len(fds) > HELD:
             return [Close(fds)]
         self._fds[key] = fds, now + WAIT
         return []
+
+    def _held(self, peer: bytes) -> int:
+        """Return how many descriptors of a client are here."""
+        waiting = sum(len(fds) for (p, _), (fds, _) in self._fds.items() if p == peer)
+        return waiting + sum(len(f) for (p, _), f in self._joined.items() if p == peer)
+
+    def _join(self, key: _Key, message: Message, fds: tuple[int, ...]) -> list[Action]:
+        """Join the halves, unless some descriptors were lost on the way.
+
+        The kernel drops those for which the broker has no room.
+        """
+        if len(fds) != message.body["fds"]:
+            lost = SpawnFailed(errno.EMFILE, "pipe")
+            return [Refuse(key[0], message, lost), Close(fds)]
+        self._joined[key] = fds
+        return [Pass(key[0], message)]
+
+    def take(self, peer: bytes, request: int) -> tuple[int, ...]:
+        """Return the descriptors of a SPAWN for its START; they are the caller's."""
+        return self._joined.pop((peer, request), ())
 
     def gone(self, peer: bytes) -> list[Action]:
         """Forget a client."""
         for key in [key for key in self._spawns if key[0] == peer]:
             del self._spawns[key]
         keys = [key for key in self._fds if key[0] == peer]
-        return [Close(self._fds.pop(key)[0]) for key in keys]
+        unused = [self._fds.pop(key)[0] for key in keys]
+        keys = [key for key in self._joined if key[0] == peer]
+        unused += [self._joined.pop(key) for key in keys]
+        return [Close(fds) for fds in unused]
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is wanted, None while nothing waits."""
@@ -155,14 +180,3 @@ class Passing:
                 del self._fds[key]
                 actions.append(Close(fds))
         return actions
-
-
-def _joined(peer: bytes, message: Message, fds: tuple[int, ...]) -> list[Action]:
-    """Join the halves, unless some descriptors were lost on the way.
-
-    The kernel drops those for which the broker has no room.
-    """
-    if len(fds) == message.body["fds"]:
-        return [Pass(peer, message, fds)]
-    lost = SpawnFailed(errno.EMFILE, "pipe")
-    return [Refuse(peer, message, lost), Close(fds)]

@@ -160,13 +160,46 @@ class Session:
     token: str
     worker: int
     kill_on_drop: bool
+    detach_ttl: float | None = None
     state: State = State.STARTING
     pending: dict[Ask, Kind] = field(default_factory=dict)
     answer: Message | None = None
     guests: set[int] = field(default_factory=set)
     """Clients that read it without owning it: what they hold ends with them."""
+    runs: Ask | None = None
+    """The capture whose end is the end of this session, which releases itself."""
+    used: float = 0.0
+    """When it was last written to, polled, resized or signalled."""
+    evicted: bool = False
+    """Whether it is on its way out for another one."""
+    ended: float | None = None
+    """When the child's end was told."""
+    status: object = None
+    """The status that it ended with, as it came."""
+    concluded: bool = False
+    """Whether its terminal event was told to whoever watches."""
+    reported: bool = False
+    """Whether an owner was told of it."""
     proven: bool = False
     """Of a lost one: nothing of its tree is left."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether it outlives its owner, at least for some time."""
+        return not self.kill_on_drop or self.detach_ttl is not None
+
+    @property
+    def takes_room(self) -> bool:
+        """Whether it counts against the limits of its scope and its client.
+
+        It does until its owner was told of its end, or it was lost, or given up and
+        ended.
+        """
+        if self.state is State.LOST:
+            return False
+        if self.ended is None:
+            return True
+        return self.state is not State.LEAVING and not self.reported
 
 
 @dataclass(slots=True)

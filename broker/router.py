@@ -7,17 +7,30 @@ Theory of operation
 -------------------
 * A *client* is a connection that said hello; it has an owner key and maybe the operator
   key. A *session* is one child under its integer id; it belongs to an owner key, and is
-  owned by the client that spawned it until it is dropped. A *slot* is one worker: idle,
-  or bound to exactly one session.
+  owned by one client at most: that which spawned it, or attached to it. A *slot* is one
+  worker: idle, or bound to exactly one session.
 * A session is registered, and its slot bound, before START leaves for the worker; it is
   forgotten when the worker says IDLE (its tree is proven gone, its log released), or
   when the pool says that the worker is gone.
+* A session without an owner has client 0. That comes of DETACH, or of the drop of one
+  that stays (`kill_on_drop=False` closes its stdin, `detach_ttl` alone does not), and
+  ends with its ttl unless a client attaches. ATTACH changes the owner here, before the
+  worker tells the new one what it has to know; a robbed owner is told, and what it
+  waits for is answered.
+* Only the owner releases: whoever was robbed and does not know yet ends nothing.
 * KILL_MANY is one KILL for each session, asked by the broker itself (client 0); a
   `Batch` collects the receipts and answers once.
 * Every request with a number is *pending* at its session until its answer passes by; a
   worker's loss answers all that are pending. Readers are pending until CLOSED.
 * A drop (owner gone, handle collected, spawn cancelled) sends KILL with `release` and
   leaves a tombstone for the spawn's token: a retry never starts a second child.
+* A spawn over a limit is refused, or waits in the `Line` (`admission`), which is looked
+  at whenever something ended. It has no session before it has room, and goes with its
+  client, its lease, its token's drop, and its time. One that may evict has others end,
+  and waits for that.
+* What has ended is kept by `retention`; what is too much goes as if it was dropped.
+* Whoever watches is told what happens to the sessions of its key (`watchers`). CREDIT
+  and STOP for session 0 are those of its stream.
 * A worker that does not answer START within `START_TIMEOUT`, or a KILL within the time
   it was given and a margin, stands still: the pool kills it, and its tree with it.
 * Commands of another epoch, or past their deadline, are refused and never forwarded.
@@ -39,7 +52,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, assert_never
 
-from broker import errors
+from broker import admission, errors
+from broker.admission import Applicant, Load
 from broker.registry import (
     LIVE,
     Action,
@@ -64,6 +78,8 @@ from broker.registry import (
     ToWorker,
     WorkerGone,
 )
+from broker.retention import READABLE, Retention
+from broker.watchers import Watchers
 from broker.wire import Kind, Message, pack
 
 FIRST_SESSION: Final = 1000
@@ -77,6 +93,10 @@ HUNG_MARGIN: Final = 1.0
 """Seconds that a worker may be late with the answer to a KILL."""
 DROP_TIMEOUT: Final = 5.0
 """Seconds a worker may take to prove a dropped tree gone."""
+ROOM_TIMEOUT: Final = DROP_TIMEOUT + 2 * HUNG_MARGIN
+"""Seconds that a spawn waits at least for what was ended to make room for it."""
+RETRY_AFTER: Final = 1.0
+"""Seconds after which a spawn that found no room may find some."""
 
 
 class Router:
@@ -111,7 +131,12 @@ class Router:
         self.idle: list[int] = []
         self.tokens: OrderedDict[tuple[bytes, str], int | None] = OrderedDict()
         self.due: dict[int, float] = {}
+        self.ttls: dict[int, float] = {}
         self.batches: dict[int, Batch] = {}
+        self.line = admission.Line()
+        self.watchers = Watchers()
+        self.retention = Retention()
+        self._room = False
         self._last_batch = 0
         self._last_client = 0
         self._last_session = FIRST_SESSION - 1
@@ -125,6 +150,13 @@ class Router:
         """Take one event at time `now` (seconds, monotonic) and return what to do."""
         self._now = now
         self._out = []
+        self._take(event)
+        if self._room:
+            self._room = False
+            self._admit()
+        return self._out
+
+    def _take(self, event: Event) -> None:
         match event:
             case FromClient(peer, message):
                 self._from_client(peer, message)
@@ -146,14 +178,20 @@ class Router:
             case Tick():
                 self._expire_leases()
                 self._condemn_late()
+                self._expire_ttls()
+                self.retention.ripen(self.sessions, self._now)
+                self._end_surplus()
+                for late in self.line.late(self._now):
+                    self._refuse_full(late)
             case _:
                 assert_never(event)
-        return self._out
 
     def next_deadline(self) -> float | None:
         """Return when a `Tick` is wanted, None while nothing is due."""
         ends = [c.lease_ends for c in self.clients.values() if c.lease_ends is not None]
-        return min([*ends, *self.due.values()], default=None)
+        firsts = (self.line.next_deadline(), self.retention.next_deadline())
+        ends += [first for first in firsts if first is not None]
+        return min([*ends, *self.due.values(), *self.ttls.values()], default=None)
 
     # -- clients ----------------------------------------------------------------
 
@@ -198,11 +236,14 @@ class Router:
         if client is None:
             return
         del self.peers[client.id]
+        self.watchers.leave(client.id)
         self._drop_all(client)
         for session in self.sessions.values():
             self._leave(session, client.id)
 
     def _drop_all(self, client: Client) -> None:
+        for applicant in self.line.of_client(client.id):
+            self._answer_all(applicant, errors.SessionNotFound())
         for session in self._owned_by(client):
             self._drop(session)
 
@@ -216,10 +257,7 @@ class Router:
             if session.pending[ask] is not Kind.SPAWN:
                 del session.pending[ask]
         if client in session.guests:
-            session.guests.discard(client)
-            body = {"target": 0}
-            stop = Message(Kind.STOP, client, 0, session.id, self.epoch, 0.0, body)
-            self._tell(session, stop)
+            self._stop_all(session, client)
 
     # -- commands ---------------------------------------------------------------
 
@@ -233,6 +271,8 @@ class Router:
         refusal = self._refusal(client, message)
         if refusal is not None:
             self._refuse(client, message, refusal)
+        elif message.session == 0 and message.kind in (Kind.CREDIT, Kind.STOP):
+            self._on_watcher(client, message)
         elif message.kind in _FORWARDED:
             self._forward(client, message)
         else:
@@ -262,47 +302,129 @@ class Router:
             self._out.append(ToClient(client.peer, message))
 
     def _spawn(self, client: Client, message: Message) -> None:
-        token = message.body["token"]
-        key = (client.owner, token)
-        if key in self.tokens:
-            self._spawn_again(client, message, self.tokens[key])
+        token = (client.owner, message.body["token"])
+        ask = Ask(client.id, message.request)
+        if token in self.tokens:
+            self._spawn_again(client, message, self.tokens[token])
+        elif token in self.line.waiting:
+            self.line.waiting[token].asks.append(ask)
+        elif (misfit := self._misfit(message)) is not None:
+            self._refuse(client, message, misfit)
+        else:
+            limits = admission.limits(client.owner, message, self.capacity)
+            applicant = Applicant(token, message, [ask], limits)
+            self.line.add(applicant)
+            self._admit()
+            if token in self.line.waiting:
+                self._keep_waiting(applicant)
+
+    def _misfit(self, spawn: Message) -> errors.InvalidRequest | None:
+        """Return why a private broker cannot take a spawn."""
+        if self.shared:
+            return None
+        needs = "needs a shared broker: this one ends with you"
+        if not spawn.body["kill_on_drop"]:
+            return errors.InvalidRequest("kill_on_drop", f"False {needs}")
+        if spawn.body["detach_ttl"] is not None:
+            return errors.InvalidRequest("detach_ttl", needs)
+        return None
+
+    def _admit(self) -> None:
+        """Start whoever waits and has room now."""
+        if self.line:
+            load = Load(self.sessions)
+            for applicant in self.line.admitted(load):
+                session = self._start(applicant)
+                load.add(session)
+                self._warn(session, applicant, load)
+
+    def _warn(self, session: Session, applicant: Applicant, load: Load) -> None:
+        """Tell whoever watches that a limit is near."""
+        for limit in applicant.limits:
+            count = load.of(limit)
+            if count == limit.warns_at:
+                near = f"{limit.name} holds {count} of {limit.most} sessions"
+                self._announce(session, "warning", errors.EngineError(near))
+
+    def _keep_waiting(self, applicant: Applicant) -> None:
+        goes = self._make_room(applicant)
+        patience = ROOM_TIMEOUT if goes else 0.0
+        applicant.ends = self._now + max(
+            applicant.message.body["queue"] or 0.0, patience
+        )
+        if applicant.ends <= self._now:
+            del self.line.waiting[applicant.token]
+            self._refuse_full(applicant)
+
+    def _make_room(self, applicant: Applicant) -> bool:
+        """Have others go for a spawn, if it may; return whether that will be enough."""
+        oldest = self.retention.oldest()
+        found = admission.victims(applicant, self.sessions.values(), oldest)
+        everywhere = any(limit.key == admission.BROKER for limit in applicant.stuck)
+        for session in found:
+            if session is oldest and everywhere:
+                self._end(session)
+            else:
+                self._evict(session, applicant, release=everywhere)
+        return bool(found)
+
+    def _evict(self, session: Session, applicant: Applicant, *, release: bool) -> None:
+        """End a session for another one; its log stays if that is not in the way."""
+        session.evicted = True
+        self._announce(session, "evicted")
+        if release or session.ended is not None or session.client == 0:
+            self._end(session, "evicted")
+            self._room = True
             return
-        refusal = self._no_room(message)
-        if refusal is not None:
-            self._refuse(client, message, refusal)
-            return
+        client = self.clients[self.peers[applicant.client]]
+        body = {"sessions": [session.id]}
+        unasked = Message(Kind.KILL_MANY, client.id, 0, 0, self.epoch, 0.0, body)
+        self._kill_each(client, unasked, DROP_TIMEOUT, "evicted")
+
+    def _end_surplus(self) -> None:
+        for session in self.retention.surplus():
+            self._end(session)
+
+    def _refuse_full(self, applicant: Applicant) -> None:
+        full = str(applicant.stuck[0])
+        self._answer_all(applicant, errors.CapacityExceeded(RETRY_AFTER, full))
+
+    def _answer_all(self, applicant: Applicant, error: errors.EngineError) -> None:
+        for ask in applicant.asks:
+            base = Message(Kind.SPAWN, ask.client, ask.request, 0, self.epoch)
+            self._to(ask, _error(base, error))
+
+    def _start(self, applicant: Applicant) -> Session:
+        """Give a spawn its session and its worker."""
+        message, (owner, token) = applicant.message, applicant.token
+        body = message.body
         self._last_session += 1
         session = Session(
             self._last_session,
-            client.id,
-            client.owner,
-            message.body["scope"],
+            message.client,
+            owner,
+            body["scope"],
             token,
             self._take_worker(),
-            message.body["kill_on_drop"],
+            body["kill_on_drop"],
+            body["detach_ttl"],
+            used=self._now,
         )
         self.sessions[session.id] = session
         self.slots[session.worker] = session.id
-        self.tokens[key] = session.id
+        self.tokens[applicant.token] = session.id
         self.due[session.id] = self._now + START_TIMEOUT
-        session.pending[Ask(client.id, message.request)] = Kind.SPAWN
-        if message.body["reader"] is not None:
-            session.pending[Ask(client.id, message.body["reader"])] = Kind.OPEN
-        body = {name: message.body[name] for name in _START_TERMS}
-        start = message._replace(kind=Kind.START, session=session.id, body=body)
+        session.pending.update(dict.fromkeys(applicant.asks, Kind.SPAWN))
+        if body["reader"] is not None:
+            reader = Ask(message.client, body["reader"])
+            session.pending[reader] = Kind.OPEN
+            session.runs = reader if body["release"] else None
+        terms = {name: body[name] for name in _START_TERMS}
+        start = message._replace(kind=Kind.START, session=session.id, body=terms)
         self._tell(session, start)
+        self._announce(session, "starting")
         self._refill()
-
-    def _no_room(self, message: Message) -> errors.EngineError | None:
-        if not message.body["kill_on_drop"] and not self.shared:
-            return errors.InvalidRequest(
-                "kill_on_drop", "False needs a shared broker: this one ends with you"
-            )
-        if len(self.sessions) >= self.capacity:
-            return errors.CapacityExceeded(
-                1.0, f"this broker holds its limit of {self.capacity} sessions"
-            )
-        return None
+        return session
 
     def _spawn_again(self, client: Client, message: Message, known: int | None) -> None:
         session = self.sessions.get(known) if known is not None else None
@@ -317,6 +439,29 @@ class Router:
         else:
             again = session.answer._replace(client=client.id, request=message.request)
             self._answer(client, again)
+
+    # -- those who watch --------------------------------------------------------
+
+    def _watch(self, client: Client, message: Message) -> None:
+        self.watchers.open(client, message)
+
+    def _on_watcher(self, client: Client, message: Message) -> None:
+        """Take credit for a lifecycle stream, or its end: they are no session's."""
+        if message.kind is Kind.CREDIT:
+            ask = Ask(client.id, message.request)
+            self.watchers.credit(ask, message.body["chunks"])
+        else:
+            self.watchers.stop(Ask(client.id, message.body["target"]))
+            self._answer(client, message.reply(Kind.REPLY))
+
+    def _announce(
+        self, session: Session, kind: str, error: errors.EngineError | None = None
+    ) -> None:
+        status = session.status if kind in ("exited", "closed") else None
+        told = self.watchers.tell(session, kind, self._now, status, error)
+        for message in told:
+            ask = Ask(message.client, message.request)
+            self._to(ask, message._replace(epoch=self.epoch))
 
     def _list(self, client: Client, message: Message) -> None:
         scope = message.body["scope"]
@@ -337,6 +482,9 @@ class Router:
             "clients": len(self.clients),
             "workers": len(self.slots),
             "idle": len(self.idle),
+            "waiting": len(self.line),
+            "retained": len(self.retention),
+            "watchers": len(self.watchers),
             "capacity": self.capacity,
             "shared": self.shared,
             "containment": self.containment,
@@ -350,6 +498,10 @@ class Router:
                 self._drop(session)
         for token in message.body["tokens"]:
             known = self.tokens.get((client.owner, token))
+            waiting = self.line.waiting.pop((client.owner, token), None)
+            if waiting is not None:
+                self._room = True
+                self._answer_all(waiting, errors.SessionNotFound())
             if known is not None and known in self.sessions:
                 self._drop(self.sessions[known], cancelled=True)
             else:
@@ -357,14 +509,20 @@ class Router:
         self._answer(client, message.reply(Kind.REPLY))
 
     def _kill_many(self, client: Client, message: Message) -> None:
+        self._kill_each(client, message, message.body["timeout"], "killed")
+
+    def _kill_each(
+        self, client: Client, message: Message, timeout: float, cause: str
+    ) -> None:
+        """Kill all sessions that a message names; it is answered once they are gone."""
         self._last_batch += 1
         ids = message.body["sessions"]
         batch = Batch(client, message, set(ids))
         self.batches[self._last_batch] = batch
         body = {
             "grace": None,
-            "timeout": message.body["timeout"],
-            "cause": "killed",
+            "timeout": timeout,
+            "cause": cause,
             "release": False,
         }
         for number in dict.fromkeys(ids):  # one answer stands for a repeated id
@@ -407,6 +565,17 @@ class Router:
             # It carries its reader's number, but wants no answer: one would be taken
             # for the reader's end, while the real one may still be on its way.
             ask = Ask(client.id, 0)
+        session = self._reached(client, message, ask)
+        if session is None:
+            return
+        release = message.kind is Kind.KILL and message.body["release"]
+        if release and ask.client and session.client not in (0, client.id):
+            self._to(ask, _error(message, errors.SessionOwned()))
+        else:
+            self._pass_on(session, message, ask)
+
+    def _reached(self, client: Client, message: Message, ask: Ask) -> Session | None:
+        """Return the session that a command is for; `ask` is answered if none is."""
         session = self.sessions.get(message.session)
         if (
             session is None
@@ -414,14 +583,17 @@ class Router:
             or session.state is State.LEAVING
         ):
             self._to(ask, _error(message, errors.SessionNotFound()))
-        elif session.state is State.LOST:
+            return None
+        if session.state is State.LOST:
             self._answer_for_lost(session, message, ask)
-        else:
-            self._pass_on(session, message, ask)
+            return None
+        return session
 
     def _pass_on(self, session: Session, message: Message, ask: Ask) -> None:
         if ask.request:
             session.pending[ask] = message.kind
+        if message.kind in _USES:
+            session.used = self._now
         if message.kind in _STOPPABLE and ask.client not in (0, session.client):
             session.guests.add(ask.client)
         if message.kind is Kind.STOP:
@@ -430,7 +602,7 @@ class Router:
         if message.kind is Kind.KILL:
             self._expect_end(session, message)
             if message.body["release"]:
-                session.state = State.LEAVING
+                self._leaves(session)
 
     def _expect_end(self, session: Session, kill: Message) -> None:
         patience = kill.body["timeout"] + (kill.body["grace"] or 0.0) + HUNG_MARGIN
@@ -462,6 +634,74 @@ class Router:
         if message.kind is Kind.KILL and message.body["release"]:
             self._forget(session)
 
+    # -- owners -----------------------------------------------------------------
+
+    def _attach(self, client: Client, message: Message) -> None:
+        ask = Ask(client.id, message.request)
+        session = self._reached(client, message, ask)
+        if session is None:
+            return
+        if session.client and not message.body["steal"]:
+            self._refuse(client, message, errors.SessionOwned())
+            return
+        if session.client:
+            self._rob(session)
+        self.ttls.pop(session.id, None)
+        session.guests.discard(client.id)
+        session.client = client.id
+        self._pass_on(session, message, ask)
+
+    def _rob(self, session: Session) -> None:
+        """Tell an owner that it is none any more, and let go of what it reads."""
+        owner = session.client
+        base = Message(Kind.ERROR, owner, 0, session.id, self.epoch)
+        told = _error(base, errors.SessionOwned())
+        self._out.append(ToClient(self.peers[owner], told))
+        for ask, kind in list(session.pending.items()):
+            if ask.client == owner and kind in _STOPPABLE:
+                del session.pending[ask]
+                self._to(ask, told._replace(request=ask.request))
+        self._stop_all(session, owner)
+
+    def _detach(self, client: Client, message: Message) -> None:
+        session = self._reached(client, message, Ask(client.id, message.request))
+        if session is None:
+            return
+        if not self.shared:
+            fault = "a detached child needs a shared broker: this one ends with you"
+            self._refuse(client, message, errors.InvalidRequest("ttl", fault))
+        elif session.client not in (0, client.id):
+            self._refuse(client, message, errors.SessionOwned())
+        else:
+            ttl = message.body["ttl"]
+            self._orphan(session, session.detach_ttl if ttl is None else ttl)
+            self._answer(client, message.reply(Kind.REPLY))
+
+    def _orphan(self, session: Session, ttl: float | None) -> None:
+        """Let a session live on without an owner, for `ttl` seconds at most."""
+        if session.client:
+            session.guests.add(session.client)  # so what it reads ends with it
+        session.client = 0
+        self.ttls.pop(session.id, None)
+        if ttl is not None:
+            self.ttls[session.id] = self._now + ttl
+
+    def _expire_ttls(self) -> None:
+        late = [number for number, ends in self.ttls.items() if ends <= self._now]
+        for session in map(self.sessions.__getitem__, late):
+            ended = session.ended
+            if ended is not None and ended + READABLE > self._now:
+                self.ttls[session.id] = ended + READABLE
+            else:
+                self._end(session)
+
+    def _stop_all(self, session: Session, client: int) -> None:
+        """Have the worker let go of what a client reads."""
+        session.guests.discard(client)
+        body = {"target": 0}
+        stop = Message(Kind.STOP, client, 0, session.id, self.epoch, 0.0, body)
+        self._tell(session, stop)
+
     # -- sessions ---------------------------------------------------------------
 
     def _tell(self, session: Session, message: Message) -> None:
@@ -470,7 +710,7 @@ class Router:
     def _drop(self, session: Session, *, cancelled: bool = False) -> None:
         """End a session whose owner is gone; harmless to repeat.
 
-        One that may outlive its owner lives on, unless its spawn was cancelled: then
+        One that stays lives on without an owner, unless its spawn was cancelled: then
         nobody knows its number.
         """
         if session.state is State.LEAVING:
@@ -478,17 +718,26 @@ class Router:
         if session.state is State.LOST:
             self._forget(session)
             return
-        if not session.kill_on_drop and not cancelled:
-            session.guests.add(session.client)  # so what it reads ends with it
-            session.client = 0
+        if not session.stays or cancelled:
+            self._end(session)
+            return
+        if not session.kill_on_drop:
             close = Message(Kind.CLOSE_STDIN, 0, 0, session.id, self.epoch)
             self._tell(session, close)
-            return
+        self._orphan(session, session.detach_ttl)
+
+    def _leaves(self, session: Session) -> None:
         session.state = State.LEAVING
+        self.ttls.pop(session.id, None)
+        self.retention.forget(session)
+
+    def _end(self, session: Session, cause: str = "owner-drop") -> None:
+        """Have the worker end a session's tree, and forget it."""
+        self._leaves(session)
         body = {
             "grace": None,
             "timeout": DROP_TIMEOUT,
-            "cause": "owner-drop",
+            "cause": cause,
             "release": True,
         }
         kill = Message(Kind.KILL, 0, 0, session.id, self.epoch, 0.0, body)
@@ -496,8 +745,11 @@ class Router:
         self._tell(session, kill)
 
     def _forget(self, session: Session) -> None:
+        self._room = True
         self.sessions.pop(session.id, None)
         self.due.pop(session.id, None)
+        self.ttls.pop(session.id, None)
+        self.retention.forget(session)
         self._bury(session.owner, session.token)
 
     def _bury(self, owner: bytes, token: str) -> None:
@@ -520,6 +772,9 @@ class Router:
         session = self.sessions.get(message.session)
         if message.kind is Kind.IDLE:
             self._worker_idle(worker, session)
+        elif session is not None and message.kind is Kind.NOTICE:
+            over = errors.EngineError(f"over its limit: {message.body['limit']}")
+            self._announce(session, "warning", over)
         elif session is not None and message.kind in _ANSWERS:
             noted = self._note(session, message)
             peer = self.peers.get(message.client or session.client)
@@ -545,15 +800,48 @@ class Router:
                 return None
             if asked is Kind.SNAPSHOT and kind is Kind.REPLY:
                 return message._replace(body={"owner_alive": session.client != 0})
+            if asked is Kind.ATTACH and kind is Kind.REPLY:
+                return self._attached(session, message)
         elif kind is Kind.CLOSED and message.request:
-            session.pending.pop(Ask(message.client, message.request), None)
-        elif session.state is not State.LEAVING and not message.request:
+            reader = Ask(message.client, message.request)
+            session.pending.pop(reader, None)
+            if reader == session.runs:
+                self._ended(session, message)
+                self._announce(session, "closed")
+        elif not message.request:
             if kind is Kind.EXITED:
-                session.state = State.EXITED
+                self._ended(session, message)
             elif kind is Kind.CLOSED:
-                session.state = State.CLOSED
-                return None  # for the registry alone
+                self._announce(session, "closed")
+            return self._ends(session, message)
         return message
+
+    def _attached(self, session: Session, message: Message) -> Message:
+        """Add what the broker knows; a status in it reports the end to the owner."""
+        if session.ended is not None and session.client == message.client:
+            session.reported = self._room = True
+            self.retention.reported(session)
+            self._end_surplus()
+        return message._replace(body={**message.body, "stays": session.stays})
+
+    def _ends(self, session: Session, message: Message) -> Message | None:
+        """Follow what a worker pushes of its child's end; CLOSED is not passed on."""
+        if session.state is not State.LEAVING:
+            if message.kind is Kind.EXITED:
+                session.state = State.EXITED
+            elif message.kind is Kind.CLOSED:
+                session.state = State.CLOSED
+        return None if message.kind is Kind.CLOSED else message
+
+    def _ended(self, session: Session, message: Message) -> None:
+        """Note that the child has ended, and whether its owner hears of it."""
+        session.ended = self._now
+        session.status = message.body["status"]
+        if session.state is not State.LEAVING:
+            self.retention.ended(session, self._now)
+        self._announce(session, "exited")
+        session.reported = session.client in self.peers
+        self._room = True
 
     def _spawn_answered(self, session: Session, message: Message) -> None:
         waiting = [ask for ask, kind in session.pending.items() if kind is Kind.SPAWN]
@@ -561,10 +849,13 @@ class Router:
             del session.pending[ask]
             self._to(ask, message._replace(client=ask.client, request=ask.request))
         if message.kind is Kind.ERROR:
+            failed = errors.decode(message.body["code"], message.body["values"])
+            self._announce(session, "failed", failed)
             self._answer_pending(session, errors.SessionNotFound())
             self._forget(session)
             return
         session.answer = message
+        self._announce(session, "running")
         if session.state is State.STARTING:
             session.state = State.RUNNING
 
@@ -578,6 +869,7 @@ class Router:
 
     def _worker_idle(self, worker: int, session: Session | None) -> None:
         if session is not None:
+            self._announce(session, "closed")
             self._answer_pending(session, errors.SessionNotFound())
             self._forget(session)
         self.slots[worker] = None
@@ -599,15 +891,19 @@ class Router:
             error: errors.EngineError = (
                 errors.SpawnFailed(errno, "fork") if errno else errors.WorkerLost()
             )
+            self._announce(session, "failed", error)
             self._answer_pending(session, error, proven=proven)
             self._forget(session)
             return
+        self._announce(session, "lost", errors.WorkerLost())
         self._tell_loss(session)
         self._answer_pending(session, errors.WorkerLost(), proven=proven)
         if session.state is State.LEAVING or session.client == 0:
             self._forget(session)
             return
         session.state = State.LOST
+        self._room = True
+        self.retention.forget(session)
         self.due.pop(session.id, None)
         session.proven = proven
         session.guests.clear()  # nothing is held any more
@@ -661,6 +957,9 @@ _ANSWERED: Final[dict[Kind, Answer]] = {
     Kind.INFO: Router._info,  # noqa: SLF001
     Kind.KILL_MANY: Router._kill_many,  # noqa: SLF001
     Kind.DROP: Router._drop_asked,  # noqa: SLF001
+    Kind.ATTACH: Router._attach,  # noqa: SLF001
+    Kind.DETACH: Router._detach,  # noqa: SLF001
+    Kind.WATCH: Router._watch,  # noqa: SLF001
 }
 """Commands that the broker answers itself."""
 
@@ -691,6 +990,9 @@ _FORWARDED: Final = _kinds(
 
 _START_TERMS: Final = ("reader", "chunks", "bytes", "release")
 """What a START takes over from its SPAWN."""
+
+_USES: Final = _kinds(Kind.WRITE, Kind.POLL, Kind.SIGNAL, Kind.RESIZE)
+"""What makes a session a recently used one."""
 
 _STOPPABLE: Final = _kinds(Kind.OPEN, Kind.READ, Kind.POLL, Kind.EXPECT, Kind.READY)
 """Requests that may take long, and that a STOP takes back."""

@@ -139,7 +139,6 @@ class Server:
         self.renew_at = 0.0
         self.more_from_clients = False
         self.passing = passing.Passing()
-        self._passed: tuple[int, ...] = ()
         self._due: deque[registry.Event] = deque()
 
     # -- the loop ---------------------------------------------------------------
@@ -204,6 +203,8 @@ class Server:
     def _carry_out(self, action: registry.Action) -> None:
         match action:
             case registry.ToClient(peer, message):
+                if message.kind is Kind.ERROR:  # a SPAWN that comes to no START
+                    close_all(self.passing.take(peer, message.request))
                 self._send(peer, message)
             case registry.ToWorker(worker, message):
                 self._tell(worker, message)
@@ -250,11 +251,8 @@ class Server:
         """Carry out what follows from a SPAWN with descriptors, or for want of one."""
         for action in actions:
             match action:
-                case passing.Pass(peer, message, fds):
-                    self._passed = fds
+                case passing.Pass(peer, message):
                     self.happen(registry.FromClient(peer, message))
-                    self._passed = ()
-                    close_all(fds)  # the worker has its own, if there is one
                 case passing.Refuse(peer, message, error):
                     self._refuse(peer, message.request, error)
                 case passing.Close(fds):
@@ -413,11 +411,15 @@ class Server:
         leg = self.legs.get(worker)
         if leg is None:
             return
-        fds = self._passed if message.kind is Kind.START else ()
+        fds: tuple[int, ...] = ()
+        if message.kind is Kind.START:
+            peer = self.rules.peers.get(message.client, b"")
+            fds = self.passing.take(peer, message.request)
         try:
             leg.send(message, urgent=message.kind not in BULK, fds=fds)
         except OSError as error:  # no room for more descriptors
             self.happen(registry.WorkerGone(worker, error.errno or 0, proven=True))
+        close_all(fds)  # the worker has its own
         self._watch_writes(leg)
 
     def _watch_writes(self, leg: Leg) -> None:

@@ -23,6 +23,7 @@ from broker.errors import ProtocolError
 
 __all__ = [
     "BULK",
+    "LIFECYCLE",
     "MAX_CONTROL",
     "MAX_IDS",
     "MAX_PAYLOAD",
@@ -50,6 +51,17 @@ MAX_TOKEN: Final = 128
 MAX_IDS: Final = 1000
 """Sessions named by one command, so that its control frame stays within bounds."""
 STREAMS: Final = ("stdout", "stderr")
+LIFECYCLE: Final = (
+    "starting",
+    "running",
+    "exited",
+    "closed",
+    "lost",
+    "evicted",
+    "warning",
+    "failed",
+)
+"""What can happen to a session, for whoever watches."""
 
 _BIG = 2**63 - 1
 Payload = bytes | bytearray | memoryview
@@ -65,6 +77,9 @@ class Kind(IntEnum):
     INFO = 4
     DROP = 5
     KILL_MANY = 6
+    ATTACH = 7
+    DETACH = 8
+    WATCH = 9
     # client -> worker of the session (the broker checks the right and forwards)
     WRITE = 10
     CLOSE_STDIN = 11
@@ -95,6 +110,7 @@ class Kind(IntEnum):
     BROKEN = 47
     EXITED = 48
     CLOSED = 49
+    LIFECYCLE = 50
     # worker -> broker
     NOTICE = 51
     IDLE = 60
@@ -220,6 +236,11 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
             "release": _flag,
             "kill_on_drop": _flag,
             "fds": _whole(0, 253),
+            "detach_ttl": _optional(_seconds()),
+            "scope_capacity": _optional(_whole(1)),
+            "client_capacity": _optional(_whole(1)),
+            "queue": _optional(_seconds()),
+            "on_full": _one_of("refuse", "evict"),
         },
         payload=True,
     ),
@@ -227,6 +248,9 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.INFO: Shape({}),
     Kind.DROP: Shape({"sessions": _IDS, "tokens": _list_of(_TOKEN, 100)}),
     Kind.KILL_MANY: Shape({"sessions": _IDS, "timeout": _seconds()}),
+    Kind.ATTACH: Shape({"steal": _flag}),
+    Kind.DETACH: Shape({"ttl": _optional(_seconds())}),
+    Kind.WATCH: Shape({"scope": _optional(_text(256))}),
     Kind.WRITE: Shape({"at": _optional(_whole())}, payload=True),
     Kind.CLOSE_STDIN: Shape({}),
     Kind.POLL: Shape(
@@ -320,6 +344,18 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.EXITED: Shape({"status": _plain}),
     Kind.NOTICE: Shape({"limit": _text(32)}),
     Kind.CLOSED: Shape({"status": _plain}, payload=None),
+    Kind.CLOSED: Shape({"status": _plain}),
+    Kind.LIFECYCLE: Shape(
+        {
+            "event": _one_of(*LIFECYCLE),
+            "scope": _text(256),
+            "sequence": _whole(),
+            "time": _seconds(),
+            "status": _plain,
+            "error": _plain,
+            "missed": _whole(),
+        }
+    ),
     Kind.IDLE: Shape({}),
     Kind.FORK: Shape({"worker": _whole(1)}),
     Kind.GONE: Shape({"worker": _whole(1), "errno": _whole(), "proven": _flag}),

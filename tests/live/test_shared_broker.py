@@ -638,6 +638,11 @@ async def test_a_late_or_stale_spawn_starts_nothing(
                 "release": False,
                 "kill_on_drop": True,
                 "fds": 0,
+                "detach_ttl": None,
+                "scope_capacity": None,
+                "client_capacity": None,
+                "queue": None,
+                "on_full": "refuse",
             }
             spawn = raw.message(Kind.SPAWN, body=body, payload=payload)
             for wrong in ({"epoch": raw.epoch - 1}, {"deadline": clock - 0.001}):

@@ -18,6 +18,7 @@ from actors.events import (
     ExitStatus,
     Gap,
     KillReceipt,
+    Lifecycle,
     PollResult,
     Snapshot,
     State,
@@ -29,7 +30,7 @@ from actors.events import (
     Usage,
 )
 from actors.settings import TtySize
-from broker import wire
+from broker import errors, wire
 from broker.errors import ProtocolError
 
 counts = st.integers(0, 2**53)
@@ -276,3 +277,31 @@ def test_a_malformed_status_breaks_the_rules(place: Any, wrong: Any) -> None:
 def test_a_malformed_snapshot_breaks_the_rules(name: Any, wrong: Any) -> None:
     with pytest.raises(ProtocolError, match="malformed"):
         Snapshot.from_wire(sent(SAMPLES[Snapshot]) | {name: wrong})
+
+
+BODY = {
+    "event": "exited",
+    "scope": "x",
+    "sequence": 3,
+    "time": 1.5,
+    "status": ExitStatus(7).to_wire(),
+    "error": None,
+    "missed": 2,
+}
+
+
+def test_s52_a_lifecycle_event_comes_off_the_wire() -> None:
+    event = Lifecycle.from_wire(1000, BODY)
+    assert event == Lifecycle("exited", 1000, "x", 3, 1.5, ExitStatus(7), None, 2)
+    error = list(errors.encode(errors.WorkerLost()))
+    lost = Lifecycle.from_wire(
+        1000, BODY | {"event": "lost", "status": None, "error": error}
+    )
+    assert lost.status is None
+    assert isinstance(lost.error, errors.WorkerLost)
+
+
+@pytest.mark.parametrize("change", [{"status": [1]}, {"error": ["x"]}, {"error": 5}])
+def test_a_lifecycle_event_that_is_none_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        Lifecycle.from_wire(1000, BODY | change)

@@ -57,14 +57,16 @@ def test_frames_are_found_among_signs_of_life_however_they_are_cut(
 def test_s14_descriptors_that_come_first_wait_for_their_spawn() -> None:
     passing = Passing()
     assert passing.descriptors(A, 7, (10, 11), 0.0) == []
-    assert passing.spawn(A, spawn(), 1.0) == [Pass(A, spawn(), (10, 11))]
+    assert passing.spawn(A, spawn(), 1.0) == [Pass(A, spawn())]
+    assert passing.take(A, spawn().request) == (10, 11)
     assert passing.next_deadline() is None
 
 
 def test_s14_a_spawn_that_comes_first_waits_for_its_descriptors() -> None:
     passing = Passing()
     assert passing.spawn(A, spawn(), 0.0) == []
-    assert passing.descriptors(A, 7, (10, 11), 1.0) == [Pass(A, spawn(), (10, 11))]
+    assert passing.descriptors(A, 7, (10, 11), 1.0) == [Pass(A, spawn())]
+    assert passing.take(A, spawn().request) == (10, 11)
     assert passing.next_deadline() is None
 
 
@@ -73,8 +75,10 @@ def test_halves_of_other_clients_or_numbers_do_not_meet() -> None:
     assert passing.spawn(A, spawn(7), 0.0) == []
     assert passing.descriptors(B, 7, (10, 11), 0.0) == []
     assert passing.descriptors(A, 8, (12, 13), 0.0) == []
-    assert passing.descriptors(A, 7, (14, 15), 0.0) == [Pass(A, spawn(7), (14, 15))]
-    assert passing.spawn(B, spawn(7), 0.0) == [Pass(B, spawn(7), (10, 11))]
+    assert passing.descriptors(A, 7, (14, 15), 0.0) == [Pass(A, spawn(7))]
+    assert passing.take(A, spawn(7).request) == (14, 15)
+    assert passing.spawn(B, spawn(7), 0.0) == [Pass(B, spawn(7))]
+    assert passing.take(B, spawn(7).request) == (10, 11)
 
 
 @pytest.mark.parametrize("fds", [(), (10,), (10, 11, 12)])
@@ -96,14 +100,16 @@ def test_a_second_spawn_of_a_waiting_number_is_refused_and_the_first_goes_on() -
     (refuse,) = passing.spawn(A, spawn(fds=1), 0.0)
     assert isinstance(refuse, Refuse)
     assert isinstance(refuse.error, ProtocolError)
-    assert passing.descriptors(A, 7, (10, 11), 0.0) == [Pass(A, spawn(), (10, 11))]
+    assert passing.descriptors(A, 7, (10, 11), 0.0) == [Pass(A, spawn())]
+    assert passing.take(A, spawn().request) == (10, 11)
 
 
 def test_descriptors_for_a_number_that_has_some_are_closed() -> None:
     passing = Passing()
     passing.descriptors(A, 7, (10, 11), 0.0)
     assert passing.descriptors(A, 7, (12, 13), 0.0) == [Close((12, 13))]
-    assert passing.spawn(A, spawn(), 0.0) == [Pass(A, spawn(), (10, 11))]
+    assert passing.spawn(A, spawn(), 0.0) == [Pass(A, spawn())]
+    assert passing.take(A, spawn().request) == (10, 11)
 
 
 def test_a_client_that_sends_descriptors_without_a_spawn_fills_its_own_room_only() -> (
@@ -150,4 +156,38 @@ def test_nothing_is_left_of_a_client_that_is_gone() -> None:
     assert passing.gone(A) == [Close((10, 11))]
     assert passing.gone(A) == []
     assert passing.descriptors(A, 8, (14, 15), 0.0) == []
-    assert passing.descriptors(B, 8, (16, 17), 0.0) == [Pass(B, spawn(8), (16, 17))]
+    assert passing.descriptors(B, 8, (16, 17), 0.0) == [Pass(B, spawn(8))]
+    assert passing.take(B, spawn(8).request) == (16, 17)
+
+
+# --- a SPAWN that waits for room -----------------------------------------------------
+
+
+def test_descriptors_stay_until_a_start_takes_them() -> None:
+    passing = Passing()
+    passing.descriptors(A, 7, (10, 11), 0.0)
+    assert passing.spawn(A, spawn(), 0.0) == [Pass(A, spawn())]
+    assert passing.tick(WAIT * 2) == []
+    assert passing.take(B, 7) == ()
+    assert passing.take(A, 7) == (10, 11)
+    assert passing.take(A, 7) == ()
+
+
+def test_a_client_that_is_gone_leaves_none_behind() -> None:
+    passing = Passing()
+    passing.descriptors(A, 7, (10, 11), 0.0)
+    passing.spawn(A, spawn(), 0.0)
+    passing.descriptors(A, 8, (12,), 0.0)
+    assert passing.gone(A) == [Close((12,)), Close((10, 11))]
+    assert passing.take(A, 7) == ()
+
+
+def test_what_waits_for_room_counts_as_held() -> None:
+    passing = Passing()
+    many = tuple(range(HELD - 1))
+    passing.descriptors(A, 7, many, 0.0)
+    assert passing.spawn(A, spawn(fds=len(many)), 0.0) != []
+    assert passing.descriptors(A, 8, (1, 2), 0.0) == [Close((1, 2))]
+    again = passing.spawn(A, spawn(fds=1), 0.0)
+    assert isinstance(again[0], Refuse)
+    assert isinstance(again[0].error, ProtocolError)

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from broker import errors, registry, router
+from broker import admission, errors, registry, retention, router, watchers
 from broker.registry import (
     LIVE,
     Action,
@@ -36,13 +36,16 @@ from broker.registry import (
     ToWorker,
     WorkerGone,
 )
+from broker.retention import READABLE
 from broker.router import (
     DROP_TIMEOUT,
     FIRST_SESSION,
     HUNG_MARGIN,
+    ROOM_TIMEOUT,
     START_TIMEOUT,
     Router,
 )
+from broker.watchers import TERMINAL
 from broker.wire import Kind, Message, decode, encode, unpack
 
 T = TypeVar("T")
@@ -60,6 +63,11 @@ SPAWN = {
     "release": False,
     "kill_on_drop": True,
     "fds": 0,
+    "detach_ttl": None,
+    "scope_capacity": None,
+    "client_capacity": None,
+    "queue": None,
+    "on_full": "refuse",
 }
 KILL = {"grace": None, "timeout": 5.0, "cause": "killed", "release": False}
 RELEASE = KILL | {"release": True}
@@ -102,7 +110,7 @@ class World:
     """A router, and hands to push what is around it."""
 
     def __init__(
-        self, *, shared: bool = False, warm: int = 0, capacity: int = 9
+        self, *, shared: bool = False, warm: int = 0, capacity: int = 19
     ) -> None:
         self.router = Router(EPOCH, shared=shared, warm=warm, capacity=capacity)
         self.now = 50.0
@@ -167,7 +175,7 @@ class World:
     def started(self, peer: bytes = A, **changes: Any) -> tuple[int, int]:
         """A session whose child runs, and its worker."""
         session, worker, start = self.spawn(peer, **changes)
-        (answer,) = self.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+        answer, *_ = self.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
         assert isinstance(answer, ToClient)
         assert answer.message.session == session
         return session, worker
@@ -408,6 +416,359 @@ def test_children_that_stay_need_a_shared_broker(world: World, shared: World) ->
     assert isinstance(error, errors.InvalidRequest)
     assert error.field == "kill_on_drop"
     assert told(shared.ask(A, Kind.SPAWN, body=body)) == [(1, Kind.START)]
+
+
+# Room
+
+
+def spawning(world: World, peer: bytes = A, **changes: Any) -> tuple[int, list[int]]:
+    """Ask for a spawn; its request, and the sessions that were started by it."""
+    changes = {"token": str(world.last_request)} | changes
+    actions = world.ask(peer, Kind.SPAWN, body=SPAWN | changes)
+    return world.last_request, starts(actions)
+
+
+def starts(actions: list[Action]) -> list[int]:
+    """The requests whose START left for a worker."""
+    return [
+        a.message.request
+        for a in actions
+        if isinstance(a, ToWorker) and a.message.kind is Kind.START
+    ]
+
+
+def full(actions: list[Action]) -> errors.CapacityExceeded:
+    error = refusal(actions)
+    assert isinstance(error, errors.CapacityExceeded)
+    return error
+
+
+SCOPE: dict[str, Any] = {"scope": "x", "scope_capacity": 1}
+
+
+@pytest.mark.parametrize("limit", [SCOPE, {"client_capacity": 1}])
+def test_s5_a_full_scope_or_client_refuses_and_others_do_not_care(
+    shared: World, limit: dict[str, Any]
+) -> None:
+    shared.started(A, **limit)
+    body = SPAWN | limit | {"token": "u"}
+    assert full(shared.ask(A, Kind.SPAWN, body=body)).retry_after == 1.0
+    shared.started(A, token="v", scope="y")
+    shared.started(B, **limit)
+
+
+def test_s5_an_end_that_was_told_makes_room_before_its_session_goes(
+    world: World,
+) -> None:
+    session, worker = world.started(A, **SCOPE)
+    asked, started = spawning(world, queue=5.0, **SCOPE)
+    assert started == []
+    assert starts(world.push(worker, Kind.EXITED, session)) == [asked]
+
+
+def test_s5_an_end_that_nobody_was_told_of_takes_room(shared: World) -> None:
+    session, worker = shared.started(A, kill_on_drop=False, **SCOPE)
+    shared.happen(ClientGone(A))
+    shared.push(worker, Kind.EXITED, session)
+    shared.hello(b"again")
+    full(shared.ask(b"again", Kind.SPAWN, body=SPAWN | SCOPE | {"token": "u"}))
+
+
+@pytest.mark.parametrize("how", ["released and ended", "released", "lost", "captured"])
+def test_s5_what_is_over_makes_room(world: World, how: str) -> None:
+    reader = 500 if how == "captured" else None
+    session, worker = world.started(A, reader=reader, release=bool(reader), **SCOPE)
+    asked, _ = spawning(world, queue=5.0, **SCOPE)
+    if how == "captured":
+        actions = world.push(worker, Kind.CLOSED, session, 500)
+    elif how == "lost":
+        actions = world.happen(WorkerGone(worker, 0, True))
+    else:
+        assert starts(world.ask(A, Kind.KILL, session, RELEASE)) == []
+        kind = Kind.IDLE if how == "released" else Kind.EXITED
+        actions = world.push(worker, kind, session)
+    assert starts(actions) == [asked]
+
+
+def test_s5_the_brokers_room_is_what_has_a_worker() -> None:
+    world = World(capacity=1)
+    world.hello(A)
+    session, worker = world.started(A)
+    asked, _ = spawning(world, queue=5.0)
+    world.ask(A, Kind.KILL, session, RELEASE)
+    assert starts(world.push(worker, Kind.EXITED, session)) == []
+    assert starts(world.idle(worker, session)) == [asked]
+
+
+def test_s5_whoever_waits_is_served_in_order_at_each_limit(world: World) -> None:
+    session, worker = world.started(A, **SCOPE)
+    other, second = world.started(A, token="o", scope="y", scope_capacity=1)
+    first, _ = spawning(world, queue=5.0, **SCOPE)
+    third, _ = spawning(world, queue=5.0, **SCOPE)
+    y, _ = spawning(world, queue=5.0, scope="y", scope_capacity=1)
+    assert starts(world.push(second, Kind.EXITED, other)) == [y]
+    assert starts(world.push(worker, Kind.EXITED, session)) == [first]
+    assert len(world.router.line) == 1
+    worker = world.router.sessions[FIRST_SESSION + 3].worker
+    assert starts(world.push(worker, Kind.EXITED, FIRST_SESSION + 3)) == [third]
+
+
+def test_s5_who_is_content_with_a_fuller_scope_overtakes_nobody(two: World) -> None:
+    session, worker = two.started(A, **SCOPE)
+    first, _ = spawning(two, A, queue=5.0, **SCOPE)
+    wider = SCOPE | {"scope_capacity": 5}
+    second, started = spawning(two, AGAIN, queue=5.0, **wider)
+    assert started == []
+    assert starts(two.push(worker, Kind.EXITED, session)) == [first, second]
+
+
+def test_s5_a_large_wish_is_not_starved_by_small_ones() -> None:
+    """Whoever waits for its scope, then for the broker, is the next of the broker."""
+    world = World(capacity=2)
+    world.hello(A)
+    session, worker = world.started(A, **SCOPE)
+    other, second = world.started(A, token="o")
+    large, _ = spawning(world, queue=5.0, **SCOPE)
+    small, _ = spawning(world, queue=5.0)
+    assert starts(world.push(worker, Kind.EXITED, session)) == []
+    world.ask(A, Kind.KILL, other, RELEASE)
+    assert starts(world.idle(second, other)) == [large]
+    assert next(iter(world.router.line.waiting.values())).asks[0].request == small
+
+
+def test_s5_a_spawn_that_waited_long_enough_is_refused(world: World) -> None:
+    world.started(A, **SCOPE)
+    asked, _ = spawning(world, queue=5.0, **SCOPE)
+    assert world.router.next_deadline() == 55.0
+    world.now = 54.9
+    assert world.happen(Tick()) == []
+    world.now = 55.0
+    actions = world.happen(Tick())
+    assert answers(actions) == [(A, Kind.ERROR, asked)]
+    assert "the scope 'x'" in str(full(actions))
+    assert world.router.next_deadline() is None
+
+
+def test_s5_a_refused_spawn_may_be_asked_again(world: World) -> None:
+    session, worker = world.started(A, **SCOPE)
+    body = SPAWN | SCOPE | {"token": "u"}
+    full(world.ask(A, Kind.SPAWN, body=body))
+    world.push(worker, Kind.EXITED, session)
+    assert starts(world.ask(A, Kind.SPAWN, body=body)) == [world.last_request]
+
+
+def test_s5_a_waiting_spawn_dies_with_its_client(shared: World) -> None:
+    shared.hello(b"again")
+    session, worker = shared.started(A, kill_on_drop=False, **SCOPE)
+    spawning(shared, b"again", queue=5.0, **SCOPE)
+    shared.happen(ClientGone(b"again"))
+    assert len(shared.router.line) == 0
+    assert starts(shared.push(worker, Kind.EXITED, session)) == []
+
+
+def test_s5_a_waiting_spawn_dies_with_its_clients_lease() -> None:
+    world = World()
+    world.hello(A, lease=10.0)
+    world.started(A, **SCOPE)
+    asked, _ = spawning(world, queue=50.0, **SCOPE)
+    world.now += 10.0
+    assert (A, Kind.ERROR, asked) in answers(world.happen(Tick()))
+    assert len(world.router.line) == 0
+
+
+def test_s5_a_waiting_spawn_that_is_cancelled_never_starts(world: World) -> None:
+    session, worker = world.started(A, **SCOPE)
+    asked, _ = spawning(world, queue=5.0, token="u", **SCOPE)
+    body = {"sessions": [], "tokens": ["u"]}
+    drop = world.ask(A, Kind.DROP, body=body)
+    assert answers(drop) == [
+        (A, Kind.ERROR, asked),
+        (A, Kind.REPLY, world.last_request),
+    ]
+    assert starts(world.push(worker, Kind.EXITED, session)) == []
+    again = refusal(world.ask(A, Kind.SPAWN, body=SPAWN | {"token": "u"}))
+    assert isinstance(again, errors.InvalidRequest)
+
+
+def test_s5_one_that_goes_from_the_middle_of_the_line_lets_others_pass() -> None:
+    world = World(capacity=2)
+    world.hello(A)
+    world.started(A, **SCOPE)
+    other, worker = world.started(A, token="o")
+    spawning(world, queue=5.0, token="u", **SCOPE)
+    world.ask(A, Kind.KILL, other, RELEASE)
+    world.idle(worker, other)
+    behind, started = spawning(world, queue=5.0)
+    assert started == [behind]  # the first one waits for its scope, not for the broker
+
+
+def test_s16_a_waiting_spawn_asked_twice_starts_once_and_answers_both(
+    world: World,
+) -> None:
+    session, worker = world.started(A, **SCOPE)
+    first, _ = spawning(world, queue=5.0, token="u", **SCOPE)
+    second, _ = spawning(world, queue=5.0, token="u", **SCOPE)
+    actions = world.push(worker, Kind.EXITED, session)
+    (start,) = [a for a in actions if isinstance(a, ToWorker)]
+    answered = world.say(start.worker, start.message.reply(Kind.REPLY, {"pid": 5}))
+    assert sorted(answers(answered)) == [
+        (A, Kind.REPLY, first),
+        (A, Kind.REPLY, second),
+    ]
+
+
+# Eviction
+
+EVICT: dict[str, Any] = {"on_full": "evict"}
+TEN: dict[str, Any] = {"scope": "x", "scope_capacity": 10} | EVICT
+
+
+def ten(world: World, peer: bytes = A, **changes: Any) -> list[tuple[int, int]]:
+    """Ten sessions, used one after the other."""
+    made = []
+    for number in range(10):
+        world.now += 1.0
+        made.append(world.started(peer, token=f"ten {number}", **TEN | changes))
+    return made
+
+
+def test_s6_the_least_recently_used_one_goes_and_its_log_stays(world: World) -> None:
+    stream = watch(world)
+    made = ten(world)
+    (first, _), (second, two) = made[:2]
+    world.now += 1.0
+    world.ask(A, Kind.SNAPSHOT, second)  # to look at it is no use
+    world.ask(A, Kind.WRITE, first)
+    said = world.ask(A, Kind.SPAWN, body=SPAWN | TEN)
+    asked = world.last_request
+    assert events(said, stream) == ["evicted"]
+    kill = kills(said)[two]
+    assert kill.body == KILL | {"cause": "evicted", "timeout": DROP_TIMEOUT}
+    done = world.push(two, Kind.EXITED, second)
+    assert (A, Kind.EXITED, 0) in answers(done)
+    assert starts(done) == [asked]
+    assert world.say(two, kill.reply(Kind.REPLY, {"receipt": [1, 1, []]})) == []
+    assert world.state(second) is State.EXITED
+    assert second not in world.router.due
+
+
+def test_s6_the_most_recently_used_ones_stay(world: World) -> None:
+    limit = TEN | {"scope_capacity": 8}
+    for number in range(8):
+        world.started(token=str(number), **limit)
+    full(world.ask(A, Kind.SPAWN, body=SPAWN | limit))
+    asked = world.ask(A, Kind.SPAWN, body=SPAWN | limit | {"queue": 5.0})
+    assert asked == []
+    assert world.router.next_deadline() == world.now + 5.0
+
+
+def test_s6_two_spawns_evict_two(world: World) -> None:
+    made = ten(world)
+    for number in range(2):
+        said = world.ask(A, Kind.SPAWN, body=SPAWN | TEN | {"token": str(number)})
+        assert told(said) == [(made[number][1], Kind.KILL)]
+    full(world.ask(A, Kind.SPAWN, body=SPAWN | TEN | {"token": "3"}))
+    assert world.router.next_deadline() == world.now + DROP_TIMEOUT + HUNG_MARGIN
+    world.now += ROOM_TIMEOUT
+    late = [k for _, k, request in answers(world.happen(Tick())) if request]
+    assert late == [Kind.ERROR, Kind.ERROR]
+
+
+def test_s6_what_ended_goes_before_what_lives() -> None:
+    world = World(shared=True, capacity=20)
+    world.hello(A)
+    world.hello(AGAIN)
+    made = ten(world, AGAIN, kill_on_drop=False)
+    world.happen(ClientGone(AGAIN))
+    ended, worker = made[1]
+    world.push(worker, Kind.EXITED, ended)  # nobody was told: it takes room
+    said = world.ask(A, Kind.SPAWN, body=SPAWN | TEN)
+    assert released(said) == [worker]
+    assert starts(said) == [world.last_request]
+
+
+def test_s6_a_full_broker_evicts_of_the_same_key_and_frees_a_worker() -> None:
+    world = World(capacity=10)
+    world.hello(A)
+    world.hello(B, OTHER)
+    unlimited = {"scope_capacity": None}
+    (first, one), *_ = ten(world, B, **unlimited)
+    full(world.ask(A, Kind.SPAWN, body=SPAWN | EVICT))
+    said = world.ask(B, Kind.SPAWN, body=SPAWN | EVICT)
+    asked = world.last_request
+    assert released(said) == [one]
+    (kill,) = kills(said).values()
+    assert kill.body["cause"] == "evicted"
+    assert starts(world.push(one, Kind.EXITED, first)) == []
+    assert starts(world.idle(one, first)) == [asked]
+
+
+def test_s6_one_session_may_make_room_at_several_limits(world: World) -> None:
+    limits = TEN | {"client_capacity": 10}
+    world.router.capacity = 20
+    made = ten(world, client_capacity=10)
+    said = world.ask(A, Kind.SPAWN, body=SPAWN | limits)
+    assert told(said) == [(made[0][1], Kind.KILL)]
+
+
+# Retention
+
+
+def test_s4_an_ended_session_is_retained_after_30_seconds(world: World) -> None:
+    session, worker = world.started()
+    world.push(worker, Kind.EXITED, session)
+    assert world.router.next_deadline() == world.now + READABLE
+    world.now += READABLE
+    assert world.happen(Tick()) == []
+    assert len(world.router.retention) == 1
+    assert world.router.next_deadline() is None
+    world.ask(A, Kind.KILL, session, RELEASE)
+    assert len(world.router.retention) == 0
+
+
+def test_s4_the_oldest_goes_when_too_many_are_retained(
+    shared: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "RETAINED", 2)
+    made = []
+    for number in range(3):
+        session, worker = shared.started(token=str(number))
+        shared.push(worker, Kind.EXITED, session)
+        made.append(worker)
+        shared.now += 1.0
+    other, foreign = shared.started(B)
+    shared.push(foreign, Kind.EXITED, other)
+    shared.now += READABLE - 2.0
+    assert released(shared.happen(Tick())) == []
+    shared.now += 2.0
+    assert released(shared.happen(Tick())) == made[:1]
+    assert len(shared.router.retention) == 3
+
+
+def test_s4_an_end_that_nobody_was_told_of_is_retained_once_it_was(
+    two: World,
+) -> None:
+    session, worker = two.started(A, kill_on_drop=False)
+    two.happen(ClientGone(A))
+    two.push(worker, Kind.EXITED, session)
+    two.now += READABLE
+    two.happen(Tick())
+    assert len(two.router.retention) == 0
+    attach(two, AGAIN, session)
+    assert len(two.router.retention) == 1
+
+
+def test_s5_what_is_retained_makes_room_when_the_broker_is_full() -> None:
+    world = World(capacity=1)
+    world.hello(A)
+    session, worker = world.started()
+    world.push(worker, Kind.EXITED, session)
+    body = SPAWN | {"token": "u"}
+    full(world.ask(A, Kind.SPAWN, body=body))
+    world.now += READABLE
+    world.happen(Tick())
+    assert released(world.ask(A, Kind.SPAWN, body=body)) == [worker]
+    assert starts(world.idle(worker, session)) == [world.last_request]
 
 
 # Spawn again
@@ -802,7 +1163,10 @@ def test_info_counts(shared: World) -> None:
         "clients": 3,
         "workers": 2,
         "idle": 0,
-        "capacity": 9,
+        "waiting": 0,
+        "retained": 0,
+        "watchers": 0,
+        "capacity": 19,
         "shared": True,
         "containment": "subreaper",
     }
@@ -950,6 +1314,409 @@ def test_a_hung_owner_goes_on_reading_what_stays_until_it_is_gone() -> None:
     world.now += 10.0
     assert stops(world.happen(Tick())) == []
     assert len(stops(world.happen(ClientGone(A)))) == 1
+
+
+# Owners that come and go
+
+
+NO_TTL = {"ttl": None}
+ATTACH = {"steal": False}
+STEAL = {"steal": True}
+AGAIN = b"again"
+
+
+@pytest.fixture
+def two(shared: World) -> World:
+    """A shared broker; A and AGAIN have one key."""
+    shared.hello(AGAIN)
+    return shared
+
+
+def attach(world: World, peer: bytes, session: int, body: Any = ATTACH) -> list[Action]:
+    """Attach, and have the worker answer."""
+    worker = world.router.sessions[session].worker
+    asked = world.message(peer, Kind.ATTACH, session, body)
+    first = world.happen(FromClient(peer, asked))
+    return [*first, *world.say(worker, asked.reply(Kind.REPLY, {"pid": 5}, b"doc"))]
+
+
+def owned(error: errors.EngineError) -> bool:
+    return isinstance(error, errors.SessionOwned)
+
+
+def test_s43_a_detached_session_waits_for_a_new_owner(two: World) -> None:
+    session, worker = two.started(A)
+    assert answers(two.ask(A, Kind.DETACH, session, NO_TTL)) == [
+        (A, Kind.REPLY, two.last_request)
+    ]
+    assert two.happen(ClientGone(A)) == stopped(two, A, session)
+    assert two.router.next_deadline() is None
+    assert two.state(session) is State.RUNNING
+    forwarded, answer = attach(two, AGAIN, session)
+    assert told([forwarded]) == [(worker, Kind.ATTACH)]
+    assert isinstance(answer, ToClient)
+    assert answer.message.body == {"pid": 5, "stays": False}
+    assert answers(two.push(worker, Kind.EXITED, session)) == [(AGAIN, Kind.EXITED, 0)]
+    assert released(two.happen(ClientGone(AGAIN))) == [worker]
+
+
+def stopped(world: World, peer: bytes, session: int) -> list[Action]:
+    """What ends the reading of a client."""
+    worker, client = world.router.sessions[session].worker, world.clients[peer]
+    body = {"target": 0}
+    return [ToWorker(worker, Message(Kind.STOP, client, 0, session, EPOCH, 0.0, body))]
+
+
+def test_s43_a_detach_can_be_repeated_and_its_ttl_counts_anew(two: World) -> None:
+    session, _ = two.started(A)
+    for ttl in (10.0, 20.0):
+        (action,) = two.ask(A, Kind.DETACH, session, {"ttl": ttl})
+        assert answers([action]) == [(A, Kind.REPLY, two.last_request)]
+        assert two.router.next_deadline() == two.now + ttl
+
+
+def test_s43_nobody_detaches_what_another_one_owns(two: World) -> None:
+    session, _ = two.started(A)
+    assert owned(refusal(two.ask(AGAIN, Kind.DETACH, session, NO_TTL)))
+    foreign = refusal(two.ask(B, Kind.DETACH, session, NO_TTL))
+    assert isinstance(foreign, errors.SessionNotFound)
+
+
+def test_s43_a_private_broker_detaches_nothing(world: World) -> None:
+    session, _ = world.started()
+    error = refusal(world.ask(A, Kind.DETACH, session, NO_TTL))
+    assert isinstance(error, errors.InvalidRequest)
+    assert error.field == "ttl"
+    error = refusal(world.ask(A, Kind.SPAWN, body=SPAWN | {"token": "u", **TTL}))
+    assert isinstance(error, errors.InvalidRequest)
+    assert error.field == "detach_ttl"
+
+
+TTL = {"detach_ttl": 10.0}
+
+
+@pytest.mark.parametrize("kill_on_drop", [True, False])
+def test_s43_a_drop_detaches_what_has_a_ttl(two: World, kill_on_drop: bool) -> None:
+    session, worker = two.started(A, kill_on_drop=kill_on_drop, **TTL)
+    said = two.happen(ClientGone(A))
+    closes = [] if kill_on_drop else [(worker, Kind.CLOSE_STDIN)]
+    assert told(said) == [*closes, (worker, Kind.STOP)]
+    two.now += 10.0
+    assert released(two.happen(Tick())) == [worker]
+    assert two.state(session) is State.LEAVING
+    gone = refusal(two.ask(AGAIN, Kind.ATTACH, session, ATTACH))
+    assert isinstance(gone, errors.SessionNotFound)
+
+
+def test_s43_a_detach_without_a_ttl_has_that_of_the_spawn(two: World) -> None:
+    session, _ = two.started(A, **TTL)
+    two.ask(A, Kind.DETACH, session, NO_TTL)
+    assert two.router.next_deadline() == two.now + 10.0
+
+
+def test_s43_an_owner_stops_the_clock(two: World) -> None:
+    session, _ = two.started(A, **TTL)
+    two.happen(ClientGone(A))
+    attach(two, AGAIN, session)
+    assert two.router.next_deadline() is None
+
+
+def test_s4_what_ended_without_an_owner_stays_readable_past_its_ttl(
+    two: World,
+) -> None:
+    session, worker = two.started(A, **TTL)
+    two.happen(ClientGone(A))
+    two.now += 9.0
+    two.push(worker, Kind.EXITED, session)
+    two.now += 1.0
+    assert two.happen(Tick()) == []
+    assert two.router.next_deadline() == two.now - 1.0 + READABLE
+    two.now += READABLE
+    assert released(two.happen(Tick())) == [worker]
+
+
+def test_s43_a_living_owner_keeps_its_session(two: World) -> None:
+    session, worker = two.started(A)
+    for peer in (A, AGAIN, OPERATOR):
+        assert owned(refusal(two.ask(peer, Kind.ATTACH, session, ATTACH)))
+    assert two.router.sessions[session].client == two.clients[A]
+    assert answers(two.push(worker, Kind.EXITED, session)) == [(A, Kind.EXITED, 0)]
+
+
+@pytest.mark.parametrize("how", ["foreign", "absent", "leaving"])
+@pytest.mark.parametrize("body", [ATTACH, STEAL])
+def test_s43_what_is_not_there_cannot_be_attached(
+    two: World, how: str, body: Any
+) -> None:
+    session, _ = two.started(A)
+    if how == "leaving":
+        two.ask(A, Kind.KILL, session, RELEASE)
+    peer = B if how == "foreign" else AGAIN
+    number = 4711 if how == "absent" else session
+    error = refusal(two.ask(peer, Kind.ATTACH, number, body))
+    assert isinstance(error, errors.SessionNotFound)
+
+
+def test_s43_a_lost_session_cannot_be_attached(two: World) -> None:
+    session, worker = two.started(A)
+    two.happen(WorkerGone(worker, 0, True))
+    error = refusal(two.ask(AGAIN, Kind.ATTACH, session, STEAL))
+    assert isinstance(error, errors.WorkerLost)
+
+
+def test_s43_a_robbed_owner_is_told_and_what_it_reads_is_answered(two: World) -> None:
+    session, worker = two.started(A)
+    two.ask(A, Kind.OPEN, session)
+    reader = two.last_request
+    two.ask(A, Kind.KILL, session)
+    kill = two.message(A, Kind.KILL, session)
+    two.happen(FromClient(A, kill))
+    actions = attach(two, AGAIN, session, STEAL)
+    assert answers(actions) == [
+        (A, Kind.ERROR, 0),
+        (A, Kind.ERROR, reader),
+        (AGAIN, Kind.REPLY, two.last_request),
+    ]
+    assert told(actions) == [(worker, Kind.STOP), (worker, Kind.ATTACH)]
+    for action in actions[:2]:
+        assert owned(refusal([action]))
+    # What it had asked beside its reading is answered as ever.
+    assert answers(two.say(worker, kill.reply(Kind.REPLY))) == [
+        (A, Kind.REPLY, kill.request)
+    ]
+    assert two.happen(ClientGone(A)) == []
+    assert two.state(session) is State.RUNNING
+
+
+def test_s43_a_robbed_owner_that_does_not_know_yet_ends_nothing(two: World) -> None:
+    session, _ = two.started(A)
+    attach(two, AGAIN, session, STEAL)
+    assert owned(refusal(two.ask(A, Kind.KILL, session, RELEASE)))
+    two.ask(A, Kind.DROP, body={"sessions": [session], "tokens": []})
+    assert two.state(session) is State.RUNNING
+    assert released(two.ask(AGAIN, Kind.KILL, session, RELEASE)) != []
+
+
+def test_s43_an_owner_may_rob_itself(two: World) -> None:
+    session, _ = two.started(A)
+    said = attach(two, A, session, STEAL)
+    assert answers(said) == [(A, Kind.ERROR, 0), (A, Kind.REPLY, two.last_request)]
+
+
+def test_s43_the_operator_may_take_over(two: World) -> None:
+    session, worker = two.started(A)
+    attach(two, OPERATOR, session, STEAL)
+    assert released(two.happen(ClientGone(OPERATOR))) == [worker]
+
+
+@pytest.mark.parametrize("first", ["steal", "drop"])
+def test_s43_a_theft_and_a_drop_have_one_winner(two: World, first: str) -> None:
+    session, worker = two.started(A)
+    if first == "steal":
+        attach(two, AGAIN, session, STEAL)
+        assert released(two.happen(ClientGone(A))) == []
+        assert two.router.sessions[session].client == two.clients[AGAIN]
+    else:
+        assert released(two.happen(ClientGone(A))) == [worker]
+        error = refusal(two.ask(AGAIN, Kind.ATTACH, session, STEAL))
+        assert isinstance(error, errors.SessionNotFound)
+
+
+def test_s43_an_exit_that_crosses_a_detach_is_reported_by_the_attach(
+    two: World,
+) -> None:
+    session, worker = two.started(A, **SCOPE)
+    two.ask(A, Kind.DETACH, session, NO_TTL)
+    assert two.push(worker, Kind.EXITED, session) == []
+    assert not two.router.sessions[session].reported
+    waiting, _ = spawning(two, AGAIN, queue=5.0, **SCOPE)
+    assert starts(attach(two, AGAIN, session)) == [waiting]
+    assert two.router.sessions[session].reported
+
+
+def test_s43_an_attach_whose_client_goes_reports_nothing(two: World) -> None:
+    session, worker = two.started(A, kill_on_drop=False)
+    two.happen(ClientGone(A))
+    two.push(worker, Kind.EXITED, session)
+    asked = two.message(AGAIN, Kind.ATTACH, session, ATTACH)
+    two.happen(FromClient(AGAIN, asked))
+    two.ask(AGAIN, Kind.DETACH, session, NO_TTL)
+    two.say(worker, asked.reply(Kind.REPLY, {"pid": 5}, b"doc"))
+    assert not two.router.sessions[session].reported
+
+
+# Whoever watches
+
+
+def watch(world: World, peer: bytes = A, scope: str | None = None) -> int:
+    assert world.ask(peer, Kind.WATCH, body={"scope": scope}) == []
+    return world.last_request
+
+
+def seen(actions: list[Action], request: int) -> list[Any]:
+    """The lifecycle events that one stream got."""
+    return [
+        a.message
+        for a in actions
+        if isinstance(a, ToClient)
+        and a.message.kind is Kind.LIFECYCLE
+        and a.message.request == request
+    ]
+
+
+def events(actions: list[Action], request: int) -> list[str]:
+    return [message.body["event"] for message in seen(actions, request)]
+
+
+def test_s52_a_session_is_watched_from_its_start_to_its_release(world: World) -> None:
+    stream = watch(world)
+    said = world.ask(A, Kind.SPAWN, body=SPAWN | {"scope": "x"})
+    (told,) = [a.message for a in said if isinstance(a, ToWorker)]
+    worker, session = 1, told.session
+    (starting,) = seen(said, stream)
+    assert (starting.client, starting.session) == (world.clients[A], session)
+    assert starting.body == {
+        "event": "starting",
+        "scope": "x",
+        "sequence": 1,
+        "time": 50.0,
+        "status": None,
+        "error": None,
+        "missed": 0,
+    }
+    running = world.say(worker, told.reply(Kind.REPLY, {"pid": 5}))
+    assert events(running, stream) == ["running"]
+    (exited,) = seen(world.push(worker, Kind.EXITED, session), stream)
+    assert exited.body["event"] == "exited"
+    assert exited.body["status"] == STATUS["status"]
+    (closed,) = seen(world.push(worker, Kind.CLOSED, session), stream)
+    assert closed.body["event"] == "closed"
+    assert closed.body["status"] == STATUS["status"]
+    world.ask(A, Kind.KILL, session, RELEASE)
+    assert events(world.idle(worker, session), stream) == []
+
+
+def test_s52_a_run_is_over_with_its_capture(world: World) -> None:
+    stream = watch(world)
+    session, worker = world.started(reader=500, release=True)
+    said = world.push(worker, Kind.CLOSED, session, 500)
+    assert events(said, stream) == ["exited", "closed"]
+    assert events(world.idle(worker, session), stream) == []
+
+
+@pytest.mark.parametrize("how", ["refused", "unforked"])
+def test_s52_a_failed_start_has_its_one_end(world: World, how: str) -> None:
+    stream = watch(world)
+    session, worker, start = world.spawn()
+    if how == "refused":
+        code, values = errors.encode(errors.SpawnFailed(2, "exec", "/x"))
+        said = world.say(
+            worker, start.reply(Kind.ERROR, {"code": code, "values": values})
+        )
+        assert events(world.idle(worker, session), stream) == []
+    else:
+        said = world.happen(WorkerGone(worker, 11, True))
+    (failed,) = seen(said, stream)
+    assert failed.body["event"] == "failed"
+    assert isinstance(errors.decode(*failed.body["error"]), errors.SpawnFailed)
+
+
+def test_s52_a_dropped_session_ends_closed(world: World) -> None:
+    stream = watch(world)
+    session, worker = world.started()
+    world.ask(A, Kind.DROP, body={"sessions": [session], "tokens": []})
+    assert events(world.push(worker, Kind.EXITED, session), stream) == ["exited"]
+    assert events(world.idle(worker, session), stream) == ["closed"]
+
+
+def test_s52_a_lost_session_is_lost_unless_it_was_over(world: World) -> None:
+    stream = watch(world)
+    _, worker = world.started(token="1")
+    (lost,) = seen(world.happen(WorkerGone(worker, 0, True)), stream)
+    assert lost.body["event"] == "lost"
+    assert isinstance(errors.decode(*lost.body["error"]), errors.WorkerLost)
+    session, worker = world.started(token="2")
+    world.push(worker, Kind.CLOSED, session)
+    assert events(world.happen(WorkerGone(worker, 0, True)), stream) == []
+
+
+def test_s52_a_stream_sees_its_own_key_and_scope(shared: World) -> None:
+    mine = watch(shared, A)
+    scoped = watch(shared, A, "x")
+    foreign = watch(shared, B)
+    operator = watch(shared, OPERATOR)
+    said = shared.ask(A, Kind.SPAWN, body=SPAWN)
+    assert [len(seen(said, s)) for s in (mine, scoped, foreign, operator)] == [
+        1,
+        0,
+        0,
+        1,
+    ]
+    said = shared.ask(A, Kind.SPAWN, body=SPAWN | {"token": "u", "scope": "x"})
+    assert len(seen(said, scoped)) == 1
+
+
+def test_s52_a_slow_watcher_is_told_how_much_it_missed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchers, "WINDOW", 2)
+    stream = watch(world)
+    session, worker = world.started()
+    for _ in range(3):
+        notice = Message(Kind.NOTICE, 0, 0, session, EPOCH, 0.0, {"limit": "output"})
+        assert world.say(worker, notice) == []
+    assert world.ask(A, Kind.CREDIT, body=taken(99), request=stream) == []
+    (exited,) = seen(world.push(worker, Kind.EXITED, session), stream)
+    assert (exited.body["missed"], exited.body["sequence"]) == (3, 6)
+    (closed,) = seen(world.push(worker, Kind.CLOSED, session), stream)
+    assert (closed.body["missed"], closed.body["sequence"]) == (0, 7)
+    world.ask(A, Kind.CREDIT, body=taken(1), request=stream)  # an old one
+    world.ask(A, Kind.WATCH, body={"scope": None}, request=stream)  # and again
+    assert len(world.router.watchers) == 1
+
+
+def taken(count: int) -> dict[str, int]:
+    return {"chunks": count, "sequence": 0}
+
+
+@pytest.mark.parametrize("how", ["stopped", "gone"])
+def test_s52_nobody_watches_on_behalf_of_whoever_left(shared: World, how: str) -> None:
+    stream = watch(shared, A)
+    other = watch(shared, OPERATOR)
+    if how == "gone":
+        shared.happen(ClientGone(A))
+    else:
+        body = {"target": stream}
+        (reply,) = shared.ask(A, Kind.STOP, body=body)
+        assert answers([reply]) == [(A, Kind.REPLY, shared.last_request)]
+        shared.ask(A, Kind.STOP, body=body, request=0)
+    assert shared.ask(A, Kind.CREDIT, body=taken(1), request=stream)[1:] == []
+    shared.hello(AGAIN)
+    said = shared.ask(AGAIN, Kind.SPAWN, body=SPAWN)
+    assert (seen(said, stream), events(said, other)) == ([], ["starting"])
+    assert len(shared.router.watchers) == 1
+
+
+def test_s5_a_warning_comes_shortly_before_a_limit(world: World) -> None:
+    stream = watch(world)
+    limit: dict[str, Any] = {"scope": "x", "scope_capacity": 3}
+    world.started(token="1", **limit)
+    world.started(token="2", **limit)
+    said = world.ask(A, Kind.SPAWN, body=SPAWN | limit | {"token": "3"})
+    _, warning = seen(said, stream)
+    assert warning.body["event"] == "warning"
+    text = str(errors.decode(*warning.body["error"]))
+    assert text == "the scope 'x' holds 3 of 3 sessions"
+    assert admission.Limit("x", 64, "").warns_at == 60
+
+
+def test_s17_a_workers_notice_is_a_warning(world: World) -> None:
+    stream = watch(world)
+    session, worker = world.started()
+    notice = Message(Kind.NOTICE, 0, 0, session, EPOCH, 0.0, {"limit": "output"})
+    (warning,) = seen(world.say(worker, notice), stream)
+    assert warning.body["event"] == "warning"
+    assert "output" in str(errors.decode(*warning.body["error"]))
 
 
 # Leases
@@ -1178,6 +1945,7 @@ class FakeWorker:
     asked: list[Message] = field(default_factory=list)
 
 
+WATCHER = b"watcher"
 LONG = (Kind.POLL, Kind.READ, Kind.OPEN)
 OWNERS = {A: OWNER, B: OTHER, b"c": OWNER, OPERATOR: b"third"}
 
@@ -1214,7 +1982,15 @@ class Traffic(RuleBasedStateMachine):
         self.spawns: dict[tuple[int, int], tuple[bytes, str]] = {}
         self.buried: set[tuple[bytes, str]] = set()
         self.released: set[int] = set()
+        self.orphans: set[int] = set()
+        self.begun: set[int] = set()
+        self.concluded: Counter[int] = Counter()
         self.pool_comes()
+        self.world.hello(WATCHER, b"all", operator=True)
+        watching = Message(
+            Kind.WATCH, self.clients.pop(WATCHER), 1, 0, EPOCH, 0.0, {"scope": None}
+        )
+        self.happen(FromClient(WATCHER, watching))
         for peer, lease in zip(OWNERS, leases, strict=True):
             self.connect(peer, lease)
 
@@ -1238,6 +2014,8 @@ class Traffic(RuleBasedStateMachine):
                 self.happen(WorkerGone(worker, 0, True))
             case ToWorker(worker, message):
                 self.deliver(worker, message)
+            case ToClient(peer, message) if peer == WATCHER:
+                self.note(message)
             case ToClient(peer, message):
                 assert message.client == self.clients[peer] or not message.request
                 self.receive(message)
@@ -1252,6 +2030,17 @@ class Traffic(RuleBasedStateMachine):
             self.starts[token] += 1
         elif message.kind is Kind.KILL and message.body["release"]:
             self.released.add(message.session)
+
+    def note(self, message: Message) -> None:
+        event = message.body["event"]
+        if event == "starting":
+            self.begun.add(message.session)
+        elif event in TERMINAL:
+            self.concluded[message.session] += 1
+        credit = Message(
+            Kind.CREDIT, message.client, message.request, 0, EPOCH, 0.0, taken(10**6)
+        )
+        self.happen(FromClient(WATCHER, credit))
 
     def receive(self, message: Message) -> None:
         key = message.client, message.request
@@ -1286,8 +2075,24 @@ class Traffic(RuleBasedStateMachine):
         token=st.sampled_from("123456"),
         reads=st.booleans(),
         stays=st.booleans(),
+        limits=st.fixed_dictionaries(
+            {
+                "queue": st.sampled_from([None, 5.0]),
+                "scope_capacity": st.sampled_from([None, 1]),
+                "client_capacity": st.sampled_from([None, 2]),
+                "detach_ttl": st.sampled_from([None, None, 5.0]),
+                "on_full": st.sampled_from(["refuse", "evict"]),
+            }
+        ),
     )
-    def client_spawns(self, which: int, token: str, reads: bool, stays: bool) -> None:
+    def client_spawns(
+        self,
+        which: int,
+        token: str,
+        reads: bool,
+        stays: bool,
+        limits: dict[str, Any],
+    ) -> None:
         peer = one_of(self.clients, which)
         reader = None
         if reads:
@@ -1295,8 +2100,8 @@ class Traffic(RuleBasedStateMachine):
             self.open[self.clients[peer], reader] = Kind.OPEN
             # It is a request only once the start is accepted.
             self.excused.add((self.clients[peer], reader))
-        body = SPAWN | {"token": token, "reader": reader, "kill_on_drop": not stays}
-        self.ask(peer, Kind.SPAWN, body=body)
+        body = {"token": token, "reader": reader, "kill_on_drop": not stays}
+        self.ask(peer, Kind.SPAWN, body=SPAWN | body | limits)
 
     @precondition(lambda self: self.clients and self.router.sessions)
     @rule(which=anyone, kind=st.sampled_from(list(COMMANDS)), session=anyone)
@@ -1326,6 +2131,22 @@ class Traffic(RuleBasedStateMachine):
             self.excused.add(target)
         peer = self.router.peers[target.client]
         self.ask(peer, Kind.STOP, session, {"target": target.request})
+
+    @precondition(lambda self: self.clients and self.router.sessions)
+    @rule(which=anyone, session=anyone, steal=st.booleans())
+    def client_attaches(self, which: int, session: int, steal: bool) -> None:
+        peer = one_of(self.clients, which)
+        number = one_of(self.router.sessions, session)
+        self.ask(peer, Kind.ATTACH, number, {"steal": steal})
+
+    @precondition(lambda self: self.clients and self.router.sessions)
+    @rule(which=anyone, session=anyone, ttl=st.sampled_from([None, 5.0]))
+    def client_detaches(self, which: int, session: int, ttl: float | None) -> None:
+        peer = one_of(self.clients, which)
+        number = one_of(self.router.sessions, session)
+        self.ask(peer, Kind.DETACH, number, {"ttl": ttl})
+        if not self.router.sessions[number].client:
+            self.orphans.add(number)
 
     @precondition(lambda self: self.clients)
     @rule(
@@ -1443,8 +2264,9 @@ class Traffic(RuleBasedStateMachine):
             self.happen(WorkerGone(one_of(fresh, which), 11, True))
         elif what == "pool":
             self.pool = False
+            before = set(self.router.slots)
             self.happen(PoolGone(proven=True))
-            assert not self.router.slots
+            assert not before & self.router.slots.keys()
 
     def client_goes(self, peer: bytes) -> None:
         number = self.clients.pop(peer)
@@ -1513,6 +2335,12 @@ class Traffic(RuleBasedStateMachine):
     # -- laws --------------------------------------------------------------------
 
     @invariant()
+    def a_session_that_is_gone_had_one_terminal_event(self) -> None:
+        living = {n for n, s in self.router.sessions.items() if not s.concluded}
+        assert self.begun - living == self.concluded.keys()
+        assert all(count == 1 for count in self.concluded.values())
+
+    @invariant()
     def a_request_is_answered_at_most_once(self) -> None:
         assert all(count == 1 for count in self.answered.values())
 
@@ -1557,8 +2385,11 @@ class Traffic(RuleBasedStateMachine):
         for session in self.router.sessions.values():
             if session.state is State.LEAVING:
                 assert session.id in self.released
-            elif session.kill_on_drop:
+            elif session.client:
                 assert session.client in owners
+            else:
+                assert session.stays or session.id in self.orphans
+                assert self.router.shared
 
     @invariant()
     def pending_requests_have_somebody_who_waits(self) -> None:
@@ -1579,6 +2410,15 @@ class Traffic(RuleBasedStateMachine):
         assert self.router.due.keys() <= self.router.sessions.keys()
 
     @invariant()
+    def whoever_waits_has_a_client_a_deadline_and_no_room(self) -> None:
+        line = self.router.line
+        assert not list(line.admitted(admission.Load(self.router.sessions)))
+        for applicant in line.waiting.values():
+            assert applicant.client in self.router.peers
+            assert applicant.token not in self.router.tokens
+            assert applicant.ends >= (self.router.next_deadline() or 0.0)
+
+    @invariant()
     def there_are_no_more_sessions_than_there_may_be(self) -> None:
         assert len(self.router.sessions) <= self.router.capacity
 
@@ -1587,13 +2427,10 @@ class Traffic(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         self.pool_comes()
-        while busy := self.ready():
-            self.work(busy[0])
-        for number, worker in list(self.workers.items()):
-            if worker.released:
-                self.finish(number)
-            elif worker.session:
-                self.happen(WorkerGone(number, 0, True))
+        while self.with_session() or self.ready():  # room lets more of them start
+            self.come_to_rest()
+        self.world.now += 10.0
+        self.happen(Tick())
         waiting = self.open.keys() - self.answered.keys() - self.excused
         assert not waiting, {self.open[key] for key in waiting}
         self.every_invariant_once_more()
@@ -1601,6 +2438,15 @@ class Traffic(RuleBasedStateMachine):
             self.client_goes(peer)
         assert not [s for s in self.router.sessions.values() if s.client]
         assert not [s for s in self.router.sessions.values() if s.state in LIVE]
+
+    def come_to_rest(self) -> None:
+        while busy := self.ready():
+            self.work(busy[0])
+        for number, worker in list(self.workers.items()):
+            if worker.released:
+                self.finish(number)
+            elif worker.session:
+                self.happen(WorkerGone(number, 0, True))
 
     def every_invariant_once_more(self) -> None:
         self.a_request_is_answered_at_most_once()

@@ -1,0 +1,106 @@
+"""Lifecycle streams: what happens to the sessions of a key, or of one scope."""
+
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Self
+
+from actors.events import Lifecycle
+from broker import errors
+from broker.link import Link, error_of
+from broker.wire import Kind, Message
+
+if TYPE_CHECKING:
+    import asyncio
+
+STEP: Final = 64
+"""Events taken between two words to the broker; a quarter of what it sends ahead."""
+
+
+class LifecycleStream:
+    """An async iterator of `Lifecycle`, attached when it is made.
+
+    It ends with its engine. The broker sends 256 events ahead of what was taken, and
+    counts the rest: a slow consumer finds their number in the next event's `missed`.
+    """
+
+    def __init__(self, link: Link, scope: str | None) -> None:
+        self._link = link
+        self._number = link.number()
+        self._inbox: deque[Lifecycle] = deque()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._taken = 0
+        self._end: errors.EngineError | None = None
+        self._closed = False
+        feed = weakref.WeakMethod(self._feed)
+
+        def hear(message: Message) -> None:
+            if (method := feed()) is not None:
+                method(message)
+
+        link.listen(self._number, hear)
+        link.post(Kind.WATCH, 0, self._number, {"scope": scope})
+        self._finalizer = weakref.finalize(self, _stop, link, self._number)
+        self._finalizer.atexit = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Lifecycle:
+        while not self._inbox:
+            if self._end is not None:
+                raise self._end
+            if self._closed:
+                raise StopAsyncIteration
+            waiter = self._link.loop.create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+        self._taken += 1
+        if self._taken % STEP == 0 and self._link.lost is None:
+            body = {"chunks": self._taken, "sequence": 0}
+            self._link.post(Kind.CREDIT, 0, self._number, body)
+        return self._inbox.popleft()
+
+    async def aclose(self) -> None:
+        """Stop watching; whoever waits for an event finds the end."""
+        self._inbox.clear()
+        self.finish()
+
+    def finish(self) -> None:
+        """End after what has come; the engine does this when it closes."""
+        self._closed = True
+        self._link.unlisten(self._number)
+        self._finalizer()
+        self._wake()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _feed(self, message: Message) -> None:
+        if message.kind is Kind.LIFECYCLE:
+            self._inbox.append(Lifecycle.from_wire(message.session, message.body))
+        else:
+            self._end = error_of(message)
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def _stop(link: Link, number: int) -> None:
+    """End a stream at the broker; runs in any thread, also while the loop is gone."""
+
+    def stop() -> None:
+        link.unlisten(number)
+        with suppress(errors.EngineError):  # without a broker nobody sends any more
+            link.post(Kind.STOP, 0, 0, {"target": number})
+
+    link.call(stop)

@@ -1,0 +1,202 @@
+"""Room for sessions: limits, and the line of spawns that wait for room. Pure.
+
+A spawn has up to three limits: what its scope may hold, what its client may, and what
+the broker can. Of scope and client count the sessions that take room, which a session
+does until its owner was told of its end; the broker's own limit is about descriptors,
+so everything that still has a worker counts there.
+
+Whoever waits is served first come first served *at each limit*: a spawn waits behind
+one that came before it exactly if both want the same limit, and that one waits for it.
+Two scopes do not hold each other up, and nobody is overtaken at what it waits for.
+
+A spawn that may evict has one session of its own key ended for each limit that is full,
+and waits for that: the least recently used of those that have ended, else of those that
+live, but never one of the `PROTECTED` most recently used.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from broker.registry import Ask, Session, State
+from broker.wire import Message
+
+BROKER: Final = "broker"
+WARN_BEFORE: Final = 16
+"""A warning comes one sixteenth before a limit: at 60 of 64."""
+
+PROTECTED: Final = 8
+"""Sessions that no eviction touches: the most recently used ones."""
+
+Token = tuple[bytes, str]
+
+
+class Limit(NamedTuple):
+    """How many sessions there may be of those that `key` stands for."""
+
+    key: Hashable
+    most: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} holds its limit of {self.most} sessions"
+
+    @property
+    def warns_at(self) -> int:
+        """The number of sessions at which whoever watches is warned."""
+        return self.most - self.most // WARN_BEFORE
+
+
+@dataclass(slots=True)
+class Applicant:
+    """A spawn that has no session yet.
+
+    Attributes:
+        token: names it, together with its owner key.
+        message: the first SPAWN that asked for it.
+        asks: whoever is to be answered, first of all its client.
+        limits: which have to have room.
+        ends: when it is refused (seconds, monotonic).
+    """
+
+    token: Token
+    message: Message
+    asks: list[Ask]
+    limits: list[Limit]
+    ends: float = 0.0
+    stuck: list[Limit] = field(default_factory=list)
+
+    @property
+    def client(self) -> int:
+        """The client that it dies with."""
+        return self.asks[0].client
+
+
+def limits(owner: bytes, message: Message, capacity: int) -> list[Limit]:
+    """Return the limits that a SPAWN is under, the broker's own last."""
+    body = message.body
+    found = []
+    if body["scope_capacity"] is not None:
+        name = f"the scope {body['scope']!r}"
+        key: Hashable = (owner, body["scope"])
+        found.append(Limit(key, body["scope_capacity"], name))
+    if body["client_capacity"] is not None:
+        found.append(Limit(message.client, body["client_capacity"], "this client"))
+    return [*found, Limit(BROKER, capacity, "this broker")]
+
+
+def keys(session: Session) -> list[Hashable]:
+    """Return what a session counts for."""
+    if session.takes_room:
+        return [BROKER, (session.owner, session.scope), session.client]
+    return [BROKER]
+
+
+def victim(sessions: Iterable[Session]) -> Session | None:
+    """Return which of some sessions goes to make room, None if none may."""
+    by_use = sorted(sessions, key=lambda session: (session.used, session.id))
+    may_go = by_use[:-PROTECTED]
+    ended = [session for session in may_go if session.ended is not None]
+    return next(iter(ended or may_go), None)
+
+
+def victims(
+    applicant: Applicant, sessions: Iterable[Session], retained: Session | None
+) -> list[Session]:
+    """Return who goes for a spawn that is stuck, none if that would not be enough.
+
+    Args:
+        applicant: it gives up others only of its own key, and if it may evict.
+        sessions: all that there are.
+        retained: one that goes for anybody when the broker is full.
+    """
+    evicts = applicant.message.body["on_full"] == "evict"
+    owner = applicant.token[0]
+    own = [s for s in sessions if evicts and s.owner == owner and not _goes(s)]
+    found: list[Session] = []
+    for limit in applicant.stuck:
+        counted = [session for session in own if limit.key in keys(session)]
+        if any(session in found for session in counted):
+            continue
+        choice = retained if limit.key == BROKER else None
+        choice = choice or victim(counted)
+        if choice is None:
+            return []
+        found.append(choice)
+    return found
+
+
+def _goes(session: Session) -> bool:
+    """Return whether it is on its way out already."""
+    return session.evicted or session.state in (State.LEAVING, State.LOST)
+
+
+class Load:
+    """How many sessions there are of each limit; counted once, when first asked."""
+
+    def __init__(self, sessions: dict[int, Session]) -> None:
+        self._sessions = sessions
+        self._counted: Counter[Hashable] | None = None
+
+    def of(self, limit: Limit) -> int:
+        """Return how many sessions count for a limit."""
+        if limit.key == BROKER:  # the only one of most spawns
+            return len(self._sessions)
+        if self._counted is None:
+            self._counted = Counter(k for s in self._sessions.values() for k in keys(s))
+        return self._counted[limit.key]
+
+    def add(self, session: Session) -> None:
+        """Count a session that was made meanwhile."""
+        if self._counted is not None:
+            self._counted.update(keys(session))
+
+
+class Line:
+    """The spawns that wait, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[Token, Applicant] = {}
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def add(self, applicant: Applicant) -> None:
+        """Put a spawn at the end of the line."""
+        self.waiting[applicant.token] = applicant
+
+    def admitted(self, load: Load) -> Iterator[Applicant]:
+        """Take out whoever has room now, one after the other.
+
+        The caller makes its session, and adds it to `load`, before asking for the next.
+        """
+        wanted: set[Hashable] = set()
+        for applicant in list(self.waiting.values()):
+            applicant.stuck = [
+                limit
+                for limit in applicant.limits
+                if limit.key in wanted or load.of(limit) >= limit.most
+            ]
+            wanted.update(limit.key for limit in applicant.stuck)
+            if not applicant.stuck:
+                del self.waiting[applicant.token]
+                yield applicant
+
+    def of_client(self, client: int) -> list[Applicant]:
+        """Take out what dies with a client."""
+        return self._take(a for a in self.waiting.values() if a.client == client)
+
+    def late(self, now: float) -> list[Applicant]:
+        """Take out whoever has waited long enough."""
+        return self._take(a for a in self.waiting.values() if a.ends <= now)
+
+    def next_deadline(self) -> float | None:
+        """Return when the first of them has waited long enough."""
+        return min((a.ends for a in self.waiting.values()), default=None)
+
+    def _take(self, found: Iterable[Applicant]) -> list[Applicant]:
+        taken = list(found)
+        for applicant in taken:
+            del self.waiting[applicant.token]
+        return taken

@@ -1,0 +1,215 @@
+"""Children that outlive their owner, and clients that take them over."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import actors
+from tests.helpers import alive, eventually, tag, tagged
+from tests.live.children import REST, arrived, drained, program, until
+from tests.parts import client, serving
+
+pytestmark = pytest.mark.live
+
+KEY = "c0ffee"
+ANSWERS = """
+write(b"first\\n")
+while line := os.read(0, 100):
+    write(b"got " + line)
+write(b"no more input\\n")
+os._exit(7)
+"""
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[str]:
+    where = f"ipc://{tmp_path}/shared/broker.sock"
+    with serving(where):
+        yield where
+
+
+def engine_at(endpoint: str) -> actors.Engine:
+    return actors.Engine(endpoint, owner_key=KEY)
+
+
+@pytest.mark.parametrize("option", ["detach_ttl=100.0", "kill_on_drop=False"])
+async def test_s43_a_killed_clients_child_is_taken_over_with_all_its_output(
+    endpoint: str, tmp_path: Path, option: str
+) -> None:
+    body = f"""
+from tests.live.children import program
+async def main():
+    engine = actors.Engine({endpoint!r}, owner_key={KEY!r})
+    await engine.__aenter__()
+    child = await engine.spawn(
+        program({ANSWERS!r}), stdin="pipe", metadata={{"a": "b"}}, {option}
+    )
+    await child.write("one\\n")
+    say("id", child.id)
+    await asyncio.sleep(150)
+
+asyncio.run(main())
+"""
+    with client(tmp_path, body) as owner:
+        number = await asyncio.to_thread(owner.number, "id")
+        owner.kill()
+    async with engine_at(endpoint) as engine:
+        child = await attached(engine, number)
+        assert child.argv == tuple(program(ANSWERS))
+        if option.startswith("detach_ttl"):  # its stdin stayed open
+            assert await until(child, b"one\n") == b"first\ngot one\n"
+            await child.write("two\n")
+            await child.close_stdin()
+            lines = b"first\ngot one\ngot two\nno more input\n"
+        else:
+            lines = b"first\ngot one\nno more input\n"
+        done = await child.output()
+        assert done.stdout == lines
+        assert done.metadata == {"a": "b"}
+        assert (await child.wait()).code == child.returncode == 7
+        await child.aclose()
+        assert [s.id for s in await engine.children() if s.id == number] == []
+
+
+async def attached(engine: actors.Engine, number: int) -> actors.Child:
+    """Attach as soon as the broker noticed that the owner is gone."""
+    while True:
+        try:
+            return await engine.attach(number)
+        except actors.SessionOwned:
+            await engine.info()
+
+
+async def test_s43_a_detached_child_runs_on_and_its_end_waits_for_an_owner(
+    endpoint: str,
+) -> None:
+    async with engine_at(endpoint) as engine:
+        child = await engine.spawn(program(ANSWERS), stdin="pipe")
+        await child.detach()
+        with pytest.raises(actors.SessionNotFound, match="detached"):
+            await child.wait()
+        await child.aclose()
+    async with engine_at(endpoint) as engine:
+        again = await engine.attach(child.id)
+        await again.close_stdin()
+        await again.wait()
+        await again.detach()
+    async with engine_at(endpoint) as engine:
+        last = await engine.attach(child.id)
+        assert last.ended
+        assert (await last.wait()).code == 7
+        out, seen = await drained(last)
+        assert out == b"first\nno more input\n"
+        assert seen.exit_code == 7
+        await last.aclose()
+        with pytest.raises(actors.SessionNotFound):
+            await engine.attach(child.id)
+
+
+async def test_s43_a_child_that_nobody_takes_over_is_killed_in_time(
+    endpoint: str,
+) -> None:
+    word = tag()
+    async with engine_at(endpoint) as engine:
+        child = await engine.spawn(program(REST, word))
+        await child.detach(ttl=0.1)
+        await asyncio.to_thread(eventually, lambda: not tagged(word))
+        with pytest.raises(actors.SessionNotFound):
+            await engine.attach(child.id)
+
+
+async def test_s43_a_living_owner_is_robbed_only_by_those_who_say_so(
+    endpoint: str,
+) -> None:
+    async with engine_at(endpoint) as one, engine_at(endpoint) as two:
+        child = await one.spawn(program(ANSWERS), stdin="pipe")
+        await until(child, b"first\n")
+        with pytest.raises(actors.SessionOwned):
+            await two.attach(child.id)
+        events = child.events("newest")
+        waiting = [
+            asyncio.ensure_future(child.wait()),
+            asyncio.ensure_future(child.poll(wait=30)),
+            asyncio.ensure_future(anext(events)),
+        ]
+        await arrived(child)
+        stolen = await two.attach(child.id, steal=True)
+        for waits in waiting:
+            with pytest.raises(actors.SessionOwned):
+                await waits
+        with pytest.raises(actors.SessionOwned):
+            await child.write("x")
+        await child.aclose()  # no harm is done
+        await stolen.write("two\n")
+        assert await until(stolen, b"two\n") == b"first\ngot two\n"
+        await one.aclose()
+        assert alive(stolen.pid)
+        await stolen.aclose()
+
+
+async def test_s43_an_engine_may_rob_its_own_handle(endpoint: str) -> None:
+    async with engine_at(endpoint) as engine, engine.scope() as scope:
+        child = await scope.spawn(program(REST))
+        with pytest.raises(actors.SessionOwned):
+            await engine.attach(child.id)
+        mine = await engine.attach(child.id, steal=True)
+        assert await scope.aclose() == 0
+        assert alive(mine.pid)
+        await mine.aclose()
+
+
+async def test_s43_a_foreign_child_cannot_be_attached(endpoint: str) -> None:
+    async with engine_at(endpoint) as engine, actors.Engine(endpoint) as foreign:
+        child = await engine.spawn(program(REST), detach_ttl=100.0)
+        for number in (child.id, 4711):
+            with pytest.raises(actors.SessionNotFound):
+                await foreign.attach(number, steal=True)
+        await child.kill()
+
+
+async def test_s42_closing_the_owner_of_what_stays_ends_nothing(endpoint: str) -> None:
+    async with engine_at(endpoint) as engine:
+        async with engine.scope() as scope:
+            child = await scope.spawn(program(REST), detach_ttl=100.0)
+            await scope.spawn(program(REST))
+            assert await scope.aclose() == 1
+        own = await engine.spawn(program(REST), detach_ttl=100.0)
+    async with engine_at(endpoint) as engine:
+        for number in (child.id, own.id):
+            left = await engine.attach(number)
+            assert alive(left.pid)
+            await left.kill()
+            await left.aclose()
+
+
+async def test_s56_a_cancelled_attach_leaves_the_child_without_an_owner(
+    endpoint: str,
+) -> None:
+    async with engine_at(endpoint) as engine:
+        child = await engine.spawn(program(REST))
+        await child.detach()
+        attaching = asyncio.ensure_future(engine.attach(child.id))
+        await asyncio.sleep(0)
+        attaching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attaching
+        again = await engine.attach(child.id)
+        await again.kill()
+
+
+async def test_s43_a_private_broker_lets_nothing_stay() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(program(REST))
+        for field, call in [
+            ("ttl", child.detach()),
+            ("ttl", child.detach(ttl=-1)),
+            ("detach_ttl", engine.spawn(["true"], detach_ttl=5.0)),
+            ("kill_on_drop", engine.spawn(["true"], kill_on_drop=False)),
+            ("session_id", engine.attach(0)),
+            ("steal", engine.attach(child.id, steal=1)),  # type: ignore[arg-type]
+        ]:
+            with pytest.raises(actors.InvalidRequest) as refused:
+                await call
+            assert refused.value.field == field
