@@ -344,7 +344,6 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.EXITED: Shape({"status": _plain}),
     Kind.NOTICE: Shape({"limit": _text(32)}),
     Kind.CLOSED: Shape({"status": _plain}, payload=None),
-    Kind.CLOSED: Shape({"status": _plain}),
     Kind.LIFECYCLE: Shape(
         {
             "event": _one_of(*LIFECYCLE),

@@ -43,7 +43,7 @@ def run(program: str, names: dict[str, Any]) -> Any:
     return eval(compile(program, "example", "exec", flags), names)
 
 
-@pytest.mark.parametrize(("program", "promised"), examples())
+@pytest.mark.parametrize(("program", "promised"), list(examples()))
 async def test_an_example_prints_what_it_says(
     program: str,
     promised: str,
