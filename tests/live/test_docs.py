@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def examples() -> Iterator[Any]:
     for page in PAGES:
         text = page.read_text()
         fences = list(FENCE.finditer(text))
-        for fence, following in zip(fences, [*fences[1:], None], strict=True):
+        for fence, following in zip_longest(fences, fences[1:]):
             if fence[1] != "python":
                 continue
             promised = ""

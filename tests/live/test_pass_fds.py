@@ -233,6 +233,11 @@ def spawn_body(fds: int) -> dict[str, object]:
         "release": False,
         "kill_on_drop": True,
         "fds": fds,
+        "detach_ttl": None,
+        "scope_capacity": None,
+        "client_capacity": None,
+        "queue": None,
+        "on_full": "refuse",
     }
 
 
