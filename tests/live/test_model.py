@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
@@ -84,12 +84,14 @@ class Modelled:
         written: bytes written to each stream.
         polled: bytes that the handle's poll cursor has passed.
         ended: (code, signal, cause), None while it runs.
+        stays: whether it outlives its owner.
     """
 
     id: int
     pid: int
     tty: bool
     policy: actors.OutputPolicy
+    stays: bool
     owner: str | None
     child: Any
     written: dict[str, int] = field(default_factory=lambda: {"stdout": 1, "stderr": 0})
@@ -156,15 +158,17 @@ class Machine(RuleBasedStateMachine):
         name=st.sampled_from(CLIENTS),
         tty=st.booleans(),
         policy=st.sampled_from(POLICIES),
+        stays=st.booleans(),
     )
-    def spawn(self, name: str, tty: bool, policy: actors.OutputPolicy) -> Modelled:
+    def spawn(
+        self, name: str, tty: bool, policy: actors.OutputPolicy, stays: bool
+    ) -> Modelled:
         options: dict[str, Any] = {"tty": True} if tty else {"stdin": "pipe"}
+        options |= {"retention": policy, "detach_ttl": 60.0 if stays else None}
         argv = [sys.executable, "-S", "-c", PUPPET]
-        child = self.do(
-            self.engines[name].spawn(argv, retention=policy, detach_ttl=60.0, **options)
-        )
+        child = self.do(self.engines[name].spawn(argv, **options))
         self.pids.add(child.pid)
-        session = Modelled(child.id, child.pid, tty, policy, name, child)
+        session = Modelled(child.id, child.pid, tty, policy, stays, name, child)
         self.settle(session)
         return session
 
@@ -176,12 +180,13 @@ class Machine(RuleBasedStateMachine):
     def write(self, session: Modelled, stream: str, count: int) -> None:
         if session.owner is None:
             return
+        stream = "stdout" if session.tty else stream  # a terminal is one stream
         if session.ended:
             with pytest.raises(actors.StdinUnavailable):
                 self.do(session.child.write(f"{stream} {count}\n"))
             return
         self.do(session.child.write(f"{stream} {count}\n"))
-        session.written["stdout" if session.tty else stream] += count
+        session.written[stream] += count
         self.settle(session)
 
     @rule(session=sessions, code=st.sampled_from((0, 1, 7, 255)))
@@ -234,18 +239,20 @@ class Machine(RuleBasedStateMachine):
     @rule(session=sessions)
     def read_again(self, session: Modelled) -> None:
         """Another reader, from the oldest byte, takes nothing from anybody."""
-        if session.owner is None:
-            return
-        for stream in STREAMS[: 1 if session.tty else 2]:
-            at = missed = 0
-            reader = session.child.reader(stream)
-            while at < session.written[stream]:
-                piece = self.do(reader.read(wait=5))
-                assert piece.offset == at + piece.gap
-                at, missed = piece.offset + len(piece.data), missed + piece.gap
-                assert piece.data == pattern(piece.offset, at)
-            self.do(reader.aclose())
-            assert not session.lossless or missed == 0
+        if session.owner is not None:
+            for stream in STREAMS[: 1 if session.tty else 2]:
+                self.do(self.read_all(session, stream))
+
+    async def read_all(self, session: Modelled, stream: str) -> None:
+        at = missed = 0
+        reader = session.child.reader(stream)
+        while at < session.written[stream]:
+            piece = await reader.read(wait=5)
+            assert piece.offset == at + piece.gap
+            at, missed = piece.offset + len(piece.data), missed + piece.gap
+            assert piece.data == pattern(piece.offset, at)
+        await reader.aclose()
+        assert not session.lossless or missed == 0
 
     @rule(session=sessions, rows=st.sampled_from((1, 40, 65535)))
     def resize(self, session: Modelled, rows: int) -> None:
@@ -291,21 +298,34 @@ class Machine(RuleBasedStateMachine):
         assert isinstance(answer, actors.SessionNotFound)
         assert self.do(self.engines["stranger"].children()) == []
 
-    @rule(session=consumes(sessions))
+    @rule(target=sessions, session=consumes(sessions))
     def close(self, session: Modelled) -> Any:
         if session.owner is None:
-            return multiple(session)
+            return session
         self.do(session.child.aclose())
-        self.is_gone(session)
-        return multiple()
+        return self.left(session)
 
-    @rule(session=consumes(sessions))
+    @rule(target=sessions, session=consumes(sessions))
     def drop(self, session: Modelled) -> Any:
-        """Collecting the last handle leaves the session to whoever attaches in time."""
-        session.child = None
+        """Collect the last handle."""
+        if session.owner is None:
+            return session
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
+            session.child = None
             gc.collect()
+        self.do(asyncio.sleep(0))  # the collected handle is dropped by the loop
+        return self.left(session)
+
+    def left(self, session: Modelled) -> Any:
+        """What has lost its owner stays for the next one, or is gone for good."""
+        session.owner = session.child = None
+        if session.stays:
+            return session
+        eventually(lambda: not alive(session.pid))
+        for name in CLIENTS:
+            with pytest.raises(actors.SessionNotFound):
+                self.do(self.engines[name].attach(session.id))
         return multiple()
 
     # -- what has to hold -------------------------------------------------------
@@ -338,12 +358,6 @@ class Machine(RuleBasedStateMachine):
         self.do(session.child.poll(wait=0))
         session.polled = dict(session.written)
 
-    def is_gone(self, session: Modelled) -> None:
-        assert not alive(session.pid)
-        for name in CLIENTS:
-            with pytest.raises(actors.SessionNotFound):
-                self.do(self.engines[name].attach(session.id))
-
 
 def test_an_engine_does_what_its_model_does(request: pytest.FixtureRequest) -> None:
     run_state_machine_as_test(
@@ -353,6 +367,8 @@ def test_an_engine_does_what_its_model_does(request: pytest.FixtureRequest) -> N
             stateful_step_count=STEPS,
             deadline=None,
             derandomize=True,
+            # Each try takes seconds: a failure is told as it was found.
+            phases=(Phase.explicit, Phase.generate),
             suppress_health_check=list(HealthCheck),
         ),
     )
