@@ -283,7 +283,7 @@ class Session:
         if self._targets is not None and self.progress.exit_mark is None:
             for stream in list(self.process.outputs):
                 self._read(stream)
-            self.outlet.serve(self._now, held=self.held)
+            self._give()
 
     def _check_mark(self) -> None:
         """Note where every byte that was in the pipes at the exit has been logged."""
@@ -713,17 +713,20 @@ class Session:
 
     def _serve(self) -> None:
         """Give the readers what they are due, and read on if that made room."""
-        if self.awaited.waits:
-            self.awaited.serve(self._now, held=self.held)
-        self.outlet.serve(self._now, held=self.held)
-        if self.held and self.log.room() > 0:
+        self._give()
+        while self.held and self.log.room() > 0:
             self._hold(held=False)
-            self._look_for_mark()
+            self._look_for_mark()  # which may come to be held again
         captured = self.releases_itself and not self.outlet.readers
         if captured and self.progress.closed and not self.released:
             self._release()
             kill = lifecycle.Kill(None, None, self.launch.kill_timeout, "owner-drop")
             self._do(self.life.handle(kill, self._now))
+
+    def _give(self) -> None:
+        if self.awaited.waits:
+            self.awaited.serve(self._now, held=self.held)
+        self.outlet.serve(self._now, held=self.held)
 
     def pump(self) -> None:
         """Go on with bulk output: the leg has room again."""
