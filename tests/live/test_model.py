@@ -285,10 +285,15 @@ class Machine(RuleBasedStateMachine):
             return
         session.child = self.do(engine.attach(session.id, steal=steal))
         if before is not None:
-            with pytest.raises(actors.SessionOwned):
-                self.do(before.poll(wait=0))
+            self.do(self.robbed(before))
         session.owner = name
         session.polled = dict.fromkeys(STREAMS, 0)
+
+    async def robbed(self, child: actors.Child) -> None:
+        """Wait until the one that was robbed has heard of it."""
+        with pytest.raises(actors.SessionOwned):
+            while True:
+                await child.poll(wait=0)
 
     @rule(session=sessions)
     def ask_as_a_stranger(self, session: Modelled) -> None:
