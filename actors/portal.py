@@ -171,8 +171,9 @@ class _Task(Generic[T]):
             self.outcome.set_result(task.result())
 
     def cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        """Cancel it behind its first step: what goes on by itself has begun by then."""
+        assert self._task is not None
+        self._task.get_loop().call_soon(self._task.cancel)
 
 
 def wait_for(outcome: "Future[Any]") -> None:
