@@ -12,6 +12,7 @@ from actors.events import Completed, KillReceipt, Snapshot
 from actors.many import Results
 from actors.oneshot import run
 from actors.pause import Timeouts
+from actors.record import Record
 from actors.shell import Shell, shell_argv, shell_options
 from actors.spec import Spec
 from actors.subscription import LifecycleStream
@@ -270,11 +271,17 @@ class Scope:
             self._guard.cancel()
         self._on_close(self.name)
         self._connection.paused.discard(self.name)
-        scratches = self._connection.scratches
-        scratch = scratches.leave(self.name)
+        scratch = self._connection.scratches.leave(self.name)
         self._connection.rooms.pop(self.name, None)
         self._connection.cancel_starts(self.name)
         owned = self._connection.owned_by(self.name)
+        # A task of its own: it goes on when the caller is cancelled.
+        await asyncio.shield(asyncio.ensure_future(self._end(owned, scratch)))
+        return sum(not record.stays for record in owned)
+
+    async def _end(
+        self, owned: list[Record], scratch: "asyncio.Future[Any] | None"
+    ) -> None:
         results = await asyncio.gather(
             *map(self._connection.release, owned), return_exceptions=True
         )
@@ -285,13 +292,12 @@ class Scope:
                 failed.append(result)
         if scratch is not None and not failed:
             try:
-                await scratches.remove(scratch)
+                await self._connection.scratches.remove(scratch)
             except (errors.EngineError, OSError) as error:
                 error.add_note("while removing the scratch directory")
                 failed.append(error)
         if failed:
             raise ExceptionGroup(f"closing the scope {self.name!r}", failed)
-        return sum(not record.stays for record in owned)
 
     def _check(self) -> None:
         self._connection.check()
