@@ -421,6 +421,10 @@ class Child:
         self._check()
         return await self._dialogue.expect(pattern, timeout, stream)
 
+    def unexpect(self, match: Match, stream: Literal["stdout", "stderr"]) -> None:
+        """Go back to before a match that its caller never got; for the other face."""
+        self._dialogue.go_back(match, stream)
+
     async def ready(
         self,
         *,

@@ -34,6 +34,7 @@ class Dialogue:
         self._link = link
         self._record = record
         self._cursor = dict.fromkeys(STREAMS, 0)
+        self._previous = dict.fromkeys(STREAMS, 0)
         self._turn = asyncio.Lock()
 
     async def expect(
@@ -54,8 +55,17 @@ class Dialogue:
             reply = await self._ask(Kind.EXPECT, body, timeout)
             before, matched, groups = unpack(reply.payload or b"")
             offset = reply.body["offset"]
+            self._previous[stream] = self._cursor[stream]
             self._cursor[stream] = offset + len(matched)
         return Match(offset, matched, tuple(groups), before, reply.body["gap"])
+
+    def go_back(self, match: Match, stream: str) -> None:
+        """Let the next `expect` begin where the one did that found this match.
+
+        Unless another has found the next match since.
+        """
+        if self._cursor[stream] == match.offset + len(match.matched):
+            self._cursor[stream] = self._previous[stream]
 
     async def ready(
         self,

@@ -119,13 +119,20 @@ class Portal:
         if undo is not None and task.outcome.exception() is None:
             undo(task.outcome.result())
 
-    def plain(self, function: Callable[[], T]) -> T:
+    def plain(
+        self, function: Callable[[], T], undo: Callable[[T], object] | None = None
+    ) -> T:
         """Run a function in the loop, and return what it returns."""
 
         async def call() -> T:
             return function()
 
-        return self.call(call)
+        return self.call(call, undo)
+
+    def close(self, aclose: Call[None]) -> None:
+        """Run a coroutine that ends a part of the resident, unless that has ended."""
+        if not self._stopping:
+            self.call(aclose)
 
     def stop(self) -> None:
         """Close the resident, end every task, and wait for it; harmless to repeat."""

@@ -9,18 +9,18 @@ interrupts that thread as Ctrl-C does a main thread.
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 from actors import Engine, blocking
 
-PLAIN = {"scope", "events", "reader", "map"}
+PLAIN = {"scope", "events", "reader", "map", "pause", "resume"}
 """Methods that the async face answers at once."""
 WRAPPED = tuple(
     value
-    for value in vars(blocking).values()
-    if isinstance(value, type) and value.__module__ == blocking.__name__
+    for name in blocking.__all__
+    if isinstance(value := getattr(blocking, name), type)
 )
 _calls = threading.local()
 
@@ -111,6 +111,16 @@ class Threaded:
     def __repr__(self) -> str:
         return repr(self._inner)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Enter and leave a pause of a scope, as its async twin does, at once."""
+        block = self._inner.paused()
+        self._plain(block.__enter__)
+        try:
+            yield
+        finally:
+            self._plain(block.__exit__, (None, None, None))
+
     async def _call(self, method: Any, args: Any, options: Any) -> Any:
         options, watches = _with_threading_events(options)
         try:
@@ -119,8 +129,8 @@ class Threaded:
             for watch in watches:
                 watch.cancel()
 
-    def _plain(self, method: Any, args: Any, options: Any) -> Any:
-        options, _ = _with_threading_events(options)
+    def _plain(self, method: Any, args: Any = (), given: Any = None) -> Any:
+        options, _ = _with_threading_events(given or {})
         with concurrent.futures.ThreadPoolExecutor(1) as executor:
             return _wrapped(executor.submit(method, *args, **options).result())
 
@@ -159,14 +169,14 @@ async def _pass_on(source: asyncio.Event, target: threading.Event) -> None:
     target.set()
 
 
-def async_face(**options: Any) -> Any:
+def async_face(*args: Any, **options: Any) -> Any:
     """Return an async engine, to be entered."""
-    return Engine(**options)
+    return Engine(*args, **options)
 
 
-def blocking_face(**options: Any) -> Any:
+def blocking_face(*args: Any, **options: Any) -> Any:
     """Return a blocking engine that looks async, to be entered."""
-    return Threaded(blocking.Engine(**options))
+    return Threaded(blocking.Engine(*args, **options))
 
 
 FACES = {"async": async_face, "blocking": blocking_face}
