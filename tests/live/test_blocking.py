@@ -15,9 +15,10 @@ import pytest
 
 import actors
 from actors import RuntimeContext, WrongProcess, embedded, portal
-from actors.blocking import Engine
+from actors.blocking import Child, Engine
 from tests.helpers import NOT_BLOCKED, eventually, gone, tag, tagged
 from tests.live.children import REST, client, program
+from tests.parts import serving
 
 pytestmark = pytest.mark.live
 
@@ -187,6 +188,69 @@ def test_s56_a_spawn_interrupted_as_it_succeeds_leaves_no_child() -> None:
         gone(word)
         interrupted_as_it_comes(scope.shell)
         assert scope.children() == []
+
+
+def test_s56_a_match_that_came_as_its_thread_was_interrupted_is_found_again() -> None:
+    with Engine() as engine, engine.scope() as scope:
+        child = scope.spawn(["printf", "one two two"])
+        assert child.expect("one", timeout=NOT_BLOCKED).offset == 0
+
+        def expect() -> actors.Match:
+            return child.expect("t.o", timeout=NOT_BLOCKED)
+
+        interrupted_as_it_comes(expect)
+        assert expect().offset == len("one ")
+        assert expect().offset == len("one two ")
+
+
+def test_s56_what_was_made_as_its_thread_was_interrupted_is_undone() -> None:
+    with Engine() as engine:
+        interrupted_as_it_comes(lambda: engine.scope("taken"))
+        with engine.scope("taken") as scope:
+            interrupted_as_it_comes(scope.pause)
+            with pytest.raises(actors.InvalidRequest, match="none"):
+                scope.resume()
+
+
+def test_s56_an_interrupted_attach_leaves_the_child_to_others(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    with serving(endpoint), Engine(endpoint) as engine:
+        child = engine.spawn(["cat"], stdin="pipe")
+        child.detach(ttl=NOT_BLOCKED)
+        interrupted_as_it_comes(lambda: engine.attach(child.id))
+        with engine.attach(child.id) as again:
+            assert again.communicate("plum") == (b"plum", b"")
+
+
+def test_s56_an_attach_interrupted_without_a_shared_broker_ends_the_child() -> None:
+    word = tag()
+    with Engine() as engine:
+        child = engine.spawn(program(REST, word))
+        interrupted_as_it_comes(lambda: engine.attach(child.id, steal=True))
+        gone(word)
+
+
+@pytest.mark.parametrize("end", [Child.aclose, Child.kill, Child.terminate])
+def test_s56_an_end_that_was_interrupted_at_once_goes_on(
+    end: Callable[[Child], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = tag()
+    with Engine() as engine:
+        child = engine.spawn(program(REST, word))
+        waits: list[object] = []
+
+        def wait_for(outcome: "concurrent.futures.Future[Any]") -> None:
+            waits.append(outcome)
+            if len(waits) == 1:
+                raise KeyboardInterrupt
+            concurrent.futures.wait((outcome,))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(portal, "wait_for", wait_for)
+            with pytest.raises(KeyboardInterrupt):
+                end(child)
+        gone(word)
+        child.aclose()
 
 
 def test_s57_a_result_that_came_as_its_thread_was_interrupted_is_kept() -> None:
