@@ -30,6 +30,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--examples", type=int, default=20, help="runs of the model")
 
 
+def pytest_collection_finish() -> None:
+    """Keep what is imported by now out of the guard's collections, one per live test.
+
+    Whatever a test makes comes later, and is collected.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a coroutine test in an event loop of its own."""
