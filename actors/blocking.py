@@ -14,6 +14,9 @@ nothing, `kill`, `terminate` and `aclose` go on. `yield_on` and a scope's `cance
 
     with actors.blocking.Engine() as engine:
         print(engine.run(["date"]).text)
+
+Here are the engine and its scopes; what they give is in `actors.blocking_child` and
+`actors.blocking_streams`, the thread and the way into it in `actors.portal`.
 """
 
 import asyncio
