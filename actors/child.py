@@ -8,7 +8,6 @@ import warnings
 import weakref
 from collections import deque
 from contextlib import suppress
-from math import inf
 from typing import Any, Final, Literal, Self
 
 from actors import checks
@@ -25,20 +24,19 @@ from actors.events import (
     WriteResult,
     WriteState,
 )
-from actors.record import Record, lost_status
+from actors.polling import Polling
+from actors.record import Record
 from actors.settings import TtySize
 from actors.streams import Capture, EventStream, Reader, completed
-from actors.text import TextView
 from broker import errors
-from broker.wire import STREAMS, Kind, Message, unpack
+from broker.link import ignored
+from broker.wire import Kind, Message
 
 MAX_POLL: Final = 4 * 1024 * 1024
 WRITE_PIECE: Final = 64 * 1024
 """Bytes of input per message: the broker never holds more of one writer at once."""
 LONGEST_LINE: Final = 64 * 1024
 """Bytes that one `append` adds at most."""
-
-_LOST: Final = {"state": "lost", "more": False, "done": True}
 
 Data = bytes | bytearray | memoryview | str
 
@@ -56,13 +54,10 @@ class Child:
         self._connection = connection
         self._link = connection.link
         self._record = record
-        self._view = TextView()
-        self._cursor = dict.fromkeys(STREAMS, 0)
         self._dialogue = Dialogue(connection.link, record)
-        self._polling = asyncio.Lock()
+        self._polling = Polling(connection.link, record, connection.settings)
         self._writing = asyncio.Lock()
         self._under_way: set[asyncio.Future[Message]] = set()
-        self._polled = False
         record.handles += 1
         self._finalizer: weakref.finalize[..., Any] | None = None
         if owned:
@@ -152,110 +147,14 @@ class Child:
         """
         self._check()
         data = as_bytes("input", b"" if input is None else input)
+        most = _limit("max_bytes", max_bytes, MAX_POLL, MAX_POLL)
         checks.optional(checks.instance(asyncio.Event))("yield_on", yield_on)
-        body = {
-            "wait": self._clamp(wait, first=bool(data) or not self._polled),
-            "mode": _mode(mode, talks=bool(data) or self.tty),
-            "limit": _limit("max_bytes", max_bytes, MAX_POLL, MAX_POLL),
-        }
-        async with self._polling:
-            self._polled = True
-            started = self._link.loop.time()
-            writing = asyncio.ensure_future(self.write(data)) if data else None
-            try:
-                reply = await self._ask_poll(body, yield_on, writing)
-            finally:
-                if writing is not None and not writing.done():
-                    writing.add_done_callback(_ignore)
-            return self._poll_result(reply, self._link.loop.time() - started)
-
-    def _clamp(self, wait: float | None, *, first: bool) -> float:
-        settings = self._connection.settings
-        asked = settings.poll_wait if wait is None else wait
-        most = settings.poll_wait_max if first else settings.poll_empty_wait_max
-        if asked == inf:
-            return most
-        checks.seconds("wait", asked)
-        return min(asked, most)
-
-    async def _ask_poll(
-        self,
-        body: dict[str, Any],
-        yield_on: asyncio.Event | None,
-        writing: "asyncio.Future[WriteResult] | None",
-    ) -> Message | errors.WorkerLost:
-        request = self._link.number()
-        cursor = dict(self._cursor)
-        asked = self._link.ask(Kind.POLL, self.id, {**body, **cursor}, request=request)
-        asked.add_done_callback(_ignore)  # the write may have failed first, and told
-        yielding = asyncio.ensure_future(yield_on.wait()) if yield_on else None
-        pending = {f for f in (asked, yielding, writing) if f is not None}
-        try:
-            while not asked.done():
-                done, pending = await asyncio.wait(
-                    pending, return_when=asyncio.FIRST_COMPLETED
-                )
-                if writing in done and writing is not None:
-                    writing.result()
-                if yielding in done and not asked.done():
-                    self._link.take_back(self.id, request)
-                    now = {**body, **cursor, "wait": 0.0}
-                    asked = self._link.ask(Kind.POLL, self.id, now)
-                    pending = {asked}
-            return asked.result()
-        except errors.WorkerLost as lost:
-            return lost
-        finally:
-            if yielding is not None:
-                yielding.cancel()
-            if not asked.done():
-                asked.cancel()
-                self._link.take_back(self.id, request)
+        terms = self._polling.terms(data, wait, mode, most)
+        return await self._polling.poll(data, terms, yield_on, self.write)
 
     def _stop(self, request: int) -> None:
         if self._link.lost is None:
             self._link.post(Kind.STOP, self.id, 0, {"target": request})
-
-    def _poll_result(
-        self, reply: Message | errors.WorkerLost, wall_time: float
-    ) -> PollResult:
-        if isinstance(reply, errors.WorkerLost):
-            self._record.end(lost_status(self._record.started))
-            body: Any = _LOST
-            status, items = self._record.status, []
-        else:
-            body = reply.body
-            wire = body["status"]
-            status = None if wire is None else ExitStatus.from_wire(wire)
-            items = unpack(reply.payload or b"")
-        parts: dict[str, list[bytes]] = {stream: [] for stream in STREAMS}
-        text, transcript, dropped, before = "", [], 0, self._view.undecodable
-        for stream, gap, data in items:
-            if data is None:
-                dropped += gap
-                text += self._view.skip(stream)
-                self._cursor[stream] += gap
-                continue
-            parts[stream].append(data)
-            transcript.append(data)
-            text += self._view.decode(stream, data)
-            self._cursor[stream] += len(data)
-        if body["done"]:
-            text += self._view.finish()
-        return PollResult(
-            stdout=b"".join(parts["stdout"]),
-            stderr=b"".join(parts["stderr"]),
-            transcript=b"".join(transcript),
-            text=text,
-            undecodable=self._view.undecodable - before,
-            dropped_bytes=dropped,
-            status=status,
-            state=body["state"],
-            more=body["more"],
-            done=body["done"],
-            wall_time=wall_time,
-            chunk_id=os.urandom(3).hex(),
-        )
 
     def events(
         self,
@@ -528,7 +427,7 @@ class Child:
         piece = data[start : start + WRITE_PIECE]
         body = {"at": None if at is None else at + start}
         asked = self._link.ask(Kind.WRITE, self.id, body, piece)
-        asked.add_done_callback(_ignore)  # one failure speaks for all pieces
+        asked.add_done_callback(ignored)  # one failure speaks for all pieces
         self._under_way.add(asked)
         asked.add_done_callback(self._under_way.discard)
         return asked
@@ -769,11 +668,6 @@ def _collected(connection: Connection, record: Record, process: int) -> None:
     )
 
 
-def _ignore(future: "asyncio.Future[Any]") -> None:
-    if not future.cancelled():
-        future.exception()
-
-
 def as_bytes(name: str, data: object) -> bytes:
     """Return `data` as bytes; text is UTF-8.
 
@@ -788,14 +682,6 @@ def as_bytes(name: str, data: object) -> bytes:
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     raise errors.InvalidRequest(name, f"is bytes or str, not {type(data).__name__}")
-
-
-def _mode(mode: str | None, *, talks: bool) -> str:
-    if mode is None:
-        return "output" if talks else "completion"
-    if mode not in ("output", "completion"):
-        raise errors.InvalidRequest("mode", "is output or completion")
-    return mode
 
 
 _FIXED_PLACES: Final[dict[str, int | None]] = {"oldest": 0, "newest": None}

@@ -422,6 +422,12 @@ def _settle(
     future.set_result(message)
 
 
+def ignored(future: "asyncio.Future[Any]") -> None:
+    """Let a failure go unseen: whoever waited for it has heard enough."""
+    if not future.cancelled():
+        future.exception()
+
+
 def error_of(message: Message) -> errors.EngineError:
     """Return the exception in an ERROR message."""
     return errors.decode(message.body["code"], message.body["values"])

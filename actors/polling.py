@@ -1,0 +1,179 @@
+"""The client's side of polls: where they have come to, and what one of them returns.
+
+The cursor of each stream is kept here and sent with each poll. It moves when the answer
+is taken in, so a poll that is cancelled or fails consumes nothing. Polls take turns, as
+two of them with one cursor would return the same bytes.
+
+A poll that is to yield takes its request back, and asks again for what is there now:
+the answer to the first one is not taken in any more, so nothing is returned twice.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from math import inf
+from typing import Any, Final
+
+from actors import checks
+from actors.events import ExitStatus, PollResult, WriteResult
+from actors.record import Record, lost_status
+from actors.settings import Settings
+from actors.text import TextView
+from broker import errors
+from broker.link import Link, ignored
+from broker.wire import STREAMS, Kind, Message, unpack
+
+_LOST: Final = {"state": "lost", "more": False, "done": True, "status": None}
+
+Write = Callable[[bytes], Coroutine[Any, Any, WriteResult]]
+
+
+class Polling:
+    """What one handle of a child has polled."""
+
+    def __init__(self, link: Link, record: Record, settings: Settings) -> None:
+        self._link = link
+        self._record = record
+        self._settings = settings
+        self._view = TextView()
+        self._cursor = dict.fromkeys(STREAMS, 0)
+        self._turn = asyncio.Lock()
+        self._polled = False
+
+    def terms(
+        self, data: bytes, wait: float | None, mode: str | None, limit: int
+    ) -> dict[str, Any]:
+        """Return what a poll with the input `data` asks of the worker.
+
+        Raises:
+            InvalidRequest: `wait` is no time, or there is no such mode.
+        """
+        return {
+            "wait": self._clamp(wait, first=bool(data) or not self._polled),
+            "mode": _mode(mode, talks=bool(data) or self._record.tty),
+            "limit": limit,
+        }
+
+    def _clamp(self, wait: float | None, *, first: bool) -> float:
+        settings = self._settings
+        asked = settings.poll_wait if wait is None else wait
+        most = settings.poll_wait_max if first else settings.poll_empty_wait_max
+        if asked == inf:
+            return most
+        checks.seconds("wait", asked)
+        return min(asked, most)
+
+    async def poll(
+        self,
+        data: bytes,
+        terms: dict[str, Any],
+        yield_on: asyncio.Event | None,
+        write: Write,
+    ) -> PollResult:
+        """Write `data` if there is some, and poll; see `Child.poll`.
+
+        `write` is given with each call: kept here, it would keep its handle alive.
+        """
+        async with self._turn:
+            self._polled = True
+            started = self._link.loop.time()
+            writing = asyncio.ensure_future(write(data)) if data else None
+            try:
+                reply = await self._ask(terms, yield_on, writing)
+            finally:
+                if writing is not None and not writing.done():
+                    writing.add_done_callback(ignored)
+            return self._result(reply, self._link.loop.time() - started)
+
+    async def _ask(
+        self,
+        terms: dict[str, Any],
+        yield_on: asyncio.Event | None,
+        writing: "asyncio.Future[WriteResult] | None",
+    ) -> Message | errors.WorkerLost:
+        request, session = self._link.number(), self._record.id
+        body = {**terms, **self._cursor}
+        asked = self._link.ask(Kind.POLL, session, body, request=request)
+        asked.add_done_callback(ignored)  # the write may have failed first, and told
+        yielding = asyncio.ensure_future(yield_on.wait()) if yield_on else None
+        pending = {f for f in (asked, yielding, writing) if f is not None}
+        try:
+            while not asked.done():
+                done, pending = await asyncio.wait(
+                    pending, return_when=asyncio.FIRST_COMPLETED
+                )
+                if writing in done and writing is not None:
+                    writing.result()
+                if yielding in done and not asked.done():
+                    self._link.take_back(session, request)
+                    asked = self._link.ask(Kind.POLL, session, {**body, "wait": 0.0})
+                    pending = {asked}
+            return asked.result()
+        except errors.WorkerLost as lost:
+            return lost
+        finally:
+            if yielding is not None:
+                yielding.cancel()
+            if not asked.done():
+                asked.cancel()
+                self._link.take_back(session, request)
+
+    def _result(
+        self, reply: Message | errors.WorkerLost, wall_time: float
+    ) -> PollResult:
+        items: list[tuple[str, int, bytes | None]] = []
+        if isinstance(reply, errors.WorkerLost):
+            self._record.end(lost_status(self._record.started))
+            body: Any = _LOST
+            status = self._record.status
+        else:
+            body = reply.body
+            wire = body["status"]
+            status = None if wire is None else ExitStatus.from_wire(wire)
+            items = unpack(reply.payload or b"")
+        before = self._view.undecodable
+        taken = self._take(items, done=body["done"])
+        return PollResult(
+            **taken,
+            undecodable=self._view.undecodable - before,
+            status=status,
+            state=body["state"],
+            more=body["more"],
+            done=body["done"],
+            wall_time=wall_time,
+            chunk_id=os.urandom(3).hex(),
+        )
+
+    def _take(
+        self, items: list[tuple[str, int, bytes | None]], *, done: bool
+    ) -> dict[str, Any]:
+        """Move the cursor over gaps and chunks; return what they add up to."""
+        parts: dict[str, list[bytes]] = {stream: [] for stream in STREAMS}
+        text, transcript, dropped = "", [], 0
+        for stream, gap, data in items:
+            if data is None:
+                dropped += gap
+                text += self._view.skip(stream)
+                self._cursor[stream] += gap
+                continue
+            parts[stream].append(data)
+            transcript.append(data)
+            text += self._view.decode(stream, data)
+            self._cursor[stream] += len(data)
+        if done:
+            text += self._view.finish()
+        return {
+            "stdout": b"".join(parts["stdout"]),
+            "stderr": b"".join(parts["stderr"]),
+            "transcript": b"".join(transcript),
+            "text": text,
+            "dropped_bytes": dropped,
+        }
+
+
+def _mode(mode: str | None, *, talks: bool) -> str:
+    if mode is None:
+        return "output" if talks else "completion"
+    if mode not in ("output", "completion"):
+        raise errors.InvalidRequest("mode", "is output or completion")
+    return mode
