@@ -6,7 +6,6 @@ import re
 import signal
 import warnings
 import weakref
-from collections import deque
 from contextlib import suppress
 from typing import Any, Final, Literal, Self
 
@@ -22,19 +21,16 @@ from actors.events import (
     Snapshot,
     Stats,
     WriteResult,
-    WriteState,
 )
 from actors.polling import Polling
 from actors.record import Record
 from actors.settings import TtySize
 from actors.streams import Capture, EventStream, Reader, completed
+from actors.writing import Writing
 from broker import errors
-from broker.link import ignored
-from broker.wire import Kind, Message
+from broker.wire import Kind
 
 MAX_POLL: Final = 4 * 1024 * 1024
-WRITE_PIECE: Final = 64 * 1024
-"""Bytes of input per message: the broker never holds more of one writer at once."""
 LONGEST_LINE: Final = 64 * 1024
 """Bytes that one `append` adds at most."""
 
@@ -56,8 +52,8 @@ class Child:
         self._record = record
         self._dialogue = Dialogue(connection.link, record)
         self._polling = Polling(connection.link, record, connection.settings)
-        self._writing = asyncio.Lock()
-        self._under_way: set[asyncio.Future[Message]] = set()
+        queue = connection.settings.stdin_queue
+        self._writing = Writing(connection.link, record, queue)
         record.handles += 1
         self._finalizer: weakref.finalize[..., Any] | None = None
         if owned:
@@ -397,52 +393,7 @@ class Child:
         self._check()
         payload = as_bytes("data", data)
         checks.optional(checks.whole(0))("at", at)
-        async with self._writing:
-            return await self._write(payload, at)
-
-    async def _write(self, data: bytes, at: int | None) -> WriteResult:
-        """Keep at most half of the worker's queue under way, in order.
-
-        What a cancelled write has sent counts too, until it is in the pipe.
-        """
-        window = max(1, self._connection.settings.stdin_queue // (2 * WRITE_PIECE))
-        starts = range(0, max(1, len(data)), WRITE_PIECE)
-        asked: deque[asyncio.Future[Message]] = deque()
-        accepted, pieces = 0, 0
-        state: WriteState = "running"
-        for start in starts:
-            while len(self._under_way) >= window:
-                await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
-            asked.append(self._ask_write(data, at, start))
-            while len(asked) >= window or (asked and start == starts[-1]):
-                count, state = await self._written(asked.popleft(), first=not pieces)
-                accepted, pieces = accepted + count, pieces + 1
-                if accepted < min(len(data), pieces * WRITE_PIECE):
-                    return WriteResult(accepted, state)
-        return WriteResult(accepted, state)
-
-    def _ask_write(
-        self, data: bytes, at: int | None, start: int
-    ) -> "asyncio.Future[Message]":
-        piece = data[start : start + WRITE_PIECE]
-        body = {"at": None if at is None else at + start}
-        asked = self._link.ask(Kind.WRITE, self.id, body, piece)
-        asked.add_done_callback(ignored)  # one failure speaks for all pieces
-        self._under_way.add(asked)
-        asked.add_done_callback(self._under_way.discard)
-        return asked
-
-    async def _written(
-        self, asked: "asyncio.Future[Message]", *, first: bool
-    ) -> tuple[int, WriteState]:
-        """Return what went in of a piece; only a first one may find stdin closed."""
-        try:
-            body: Any = (await asyncio.shield(asked)).body
-        except errors.StdinUnavailable:
-            if first:
-                raise
-            return 0, "ended" if self.ended else "running"
-        return body["accepted"], "running" if body["state"] == "running" else "ended"
+        return await self._writing.write(payload, at)
 
     async def close_stdin(self) -> None:
         """Close the child's stdin now; harmless to repeat.
