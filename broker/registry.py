@@ -200,13 +200,3 @@ class Session:
         if self.ended is None:
             return True
         return self.state is not State.LEAVING and not self.reported
-
-
-@dataclass(slots=True)
-class Batch:
-    """A KILL_MANY on its way: what each session answered so far, in order."""
-
-    client: Client
-    message: Message
-    missing: set[int]
-    answers: dict[int, list[object]] = field(default_factory=dict)

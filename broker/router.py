@@ -54,11 +54,11 @@ from typing import Final, assert_never
 
 from broker import admission, errors
 from broker.admission import Applicant, Load
+from broker.batches import Batch
 from broker.registry import (
     LIVE,
     Action,
     Ask,
-    Batch,
     Client,
     ClientGone,
     Condemn,
@@ -516,42 +516,22 @@ class Router:
     ) -> None:
         """Kill all sessions that a message names; it is answered once they are gone."""
         self._last_batch += 1
-        ids = message.body["sessions"]
-        batch = Batch(client, message, set(ids))
-        self.batches[self._last_batch] = batch
-        body = {
-            "grace": None,
-            "timeout": timeout,
-            "cause": cause,
-            "release": False,
-        }
-        for number in dict.fromkeys(ids):  # one answer stands for a repeated id
-            kill = Message(
-                Kind.KILL, 0, self._last_batch, number, self.epoch, 0.0, body
-            )
-            self._forward(client, kill, Ask(0, self._last_batch))
-        self._finish_batch(self._last_batch)
+        number = self._last_batch
+        batch = self.batches[number] = Batch(client.id, message)
+        for kill in batch.kills(number, timeout, cause):
+            self._forward(client, kill, Ask(0, number))
+        self._finish_batch(number)
 
     def _batched(self, number: int, answer: Message) -> None:
         """Note one session's answer to a KILL that the broker asked."""
-        batch = self.batches[number]
-        batch.missing.remove(answer.session)
-        body = answer.body
-        batch.answers[answer.session] = (
-            [body["receipt"]]
-            if answer.kind is Kind.REPLY
-            else [body["code"], body["values"]]
-        )
+        self.batches[number].note(answer)
         self._finish_batch(number)
 
     def _finish_batch(self, number: int) -> None:
         batch = self.batches.get(number)
-        if batch is None or batch.missing:
-            return
-        del self.batches[number]
-        answers = [batch.answers[n] for n in batch.message.body["sessions"]]
-        reply = batch.message.reply(Kind.REPLY, payload=pack(answers))
-        self._to(Ask(batch.client.id, reply.request), reply)
+        if batch is not None and not batch.missing:
+            del self.batches[number]
+            self._to(batch.ask, batch.reply())
 
     def _may(self, client: Client, session: Session) -> bool:
         return client.operator or client.owner == session.owner
