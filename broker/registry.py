@@ -117,7 +117,7 @@ Action = ToClient | ToWorker | Fork | Retire | Condemn
 
 
 class State(Enum):
-    """Where a session stands; see the module's table."""
+    """Where a session stands; see the table of `broker.router`."""
 
     STARTING = "starting"
     RUNNING = "running"

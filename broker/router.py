@@ -7,11 +7,11 @@ Theory of operation
 -------------------
 * A *client* is a connection that said hello; it has an owner key and maybe the operator
   key. A *session* is one child under its integer id; it belongs to an owner key, and is
-  owned by one client at most: that which spawned it, or attached to it. A *slot* is one
-  worker: idle, or bound to exactly one session.
-* A session is registered, and its slot bound, before START leaves for the worker; it is
-  forgotten when the worker says IDLE (its tree is proven gone, its log released), or
-  when the pool says that the worker is gone.
+  owned by one client at most: that which spawned it, or attached to it.
+* What becomes of a session and its worker, whoever asked, is the `Keeper`'s: a session
+  is registered, and its slot bound, before START leaves for the worker. From then on
+  the keeper follows it, up to its end or loss. The router is the keeper that hears
+  clients too.
 * A session without an owner has client 0. That comes of DETACH, or of the drop of one
   that stays (`kill_on_drop=False` closes its stdin, `detach_ttl` alone does not), and
   ends with its ttl unless a client attaches. ATTACH changes the owner here, before the
@@ -20,15 +20,12 @@ Theory of operation
 * Only the owner releases: whoever was robbed and does not know yet ends nothing.
 * KILL_MANY is one KILL for each session, asked by the broker itself (client 0); a
   `Batch` collects the receipts and answers once.
-* Every request with a number is *pending* at its session until its answer passes by; a
-  worker's loss answers all that are pending. Readers are pending until CLOSED.
 * A drop (owner gone, handle collected, spawn cancelled) sends KILL with `release` and
   leaves a tombstone for the spawn's token: a retry never starts a second child.
 * A spawn over a limit is refused, or waits in the `Line` (`admission`), which is looked
   at whenever something ended. It has no session before it has room, and goes with its
   client, its lease, its token's drop, and its time. One that may evict has others end,
   and waits for that.
-* What has ended is kept by `retention`; what is too much goes as if it was dropped.
 * Whoever watches is told what happens to the sessions of its key (`watchers`). CREDIT
   and STOP for session 0 are those of its stream.
 * A worker that does not answer START within `START_TIMEOUT`, or a KILL within the time
@@ -48,59 +45,45 @@ lost      the worker is gone                     `WorkerLost`; KILL its receipt,
 ========  =====================================  =====================================
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, assert_never
 
 from broker import admission, errors
 from broker.admission import Applicant, Load
 from broker.batches import Batch
+from broker.keeper import DROP_TIMEOUT, HUNG_MARGIN, Keeper, failure
 from broker.registry import (
     LIVE,
     Action,
     Ask,
     Client,
     ClientGone,
-    Condemn,
     Event,
-    Fork,
     FromClient,
     FromWorker,
     Hello,
     LeaseRenewed,
     PoolGone,
     PoolReady,
-    Retire,
     Session,
     State,
     Tick,
     ToClient,
-    ToWorker,
     WorkerGone,
 )
-from broker.retention import READABLE, Retention
-from broker.watchers import Watchers
 from broker.wire import Kind, Message, pack
 
 FIRST_SESSION: Final = 1000
-TOMBSTONES: Final = 8192
-"""Spawn tokens remembered after their session: bounds memory, oldest go first."""
-IDLE_WORKERS: Final = 64
-"""Idle workers kept for re-use; more are retired (about 0.9 MiB each)."""
 START_TIMEOUT: Final = 30.0
 """Seconds that a worker may take to start a child: exec may wait for a slow disk."""
-HUNG_MARGIN: Final = 1.0
-"""Seconds that a worker may be late with the answer to a KILL."""
-DROP_TIMEOUT: Final = 5.0
-"""Seconds a worker may take to prove a dropped tree gone."""
 ROOM_TIMEOUT: Final = DROP_TIMEOUT + 2 * HUNG_MARGIN
 """Seconds that a spawn waits at least for what was ended to make room for it."""
 RETRY_AFTER: Final = 1.0
 """Seconds after which a spawn that found no room may find some."""
 
 
-class Router:
-    """Registry of clients, sessions and slots, and every rule between them.
+class Router(Keeper):
+    """The clients, what each of them may ask, and who gets room.
 
     Args:
         epoch: this broker's incarnation; commands of another one are refused.
@@ -119,30 +102,15 @@ class Router:
         capacity: int,
         containment: str = "subreaper",
     ) -> None:
-        self.epoch = epoch
+        super().__init__(epoch, warm)
         self.shared = shared
-        self.warm = warm
         self.capacity = capacity
         self.containment = containment
         self.clients: dict[bytes, Client] = {}
-        self.peers: dict[int, bytes] = {}
-        self.sessions: dict[int, Session] = {}
-        self.slots: dict[int, int | None] = {}
-        self.idle: list[int] = []
-        self.tokens: OrderedDict[tuple[bytes, str], int | None] = OrderedDict()
-        self.due: dict[int, float] = {}
-        self.ttls: dict[int, float] = {}
-        self.batches: dict[int, Batch] = {}
         self.line = admission.Line()
-        self.watchers = Watchers()
-        self.retention = Retention()
-        self._room = False
         self._last_batch = 0
         self._last_client = 0
         self._last_session = FIRST_SESSION - 1
-        self._last_worker = 0
-        self._now = 0.0
-        self._out: list[Action] = []
 
     # -- the door ---------------------------------------------------------------
 
@@ -265,7 +233,7 @@ class Router:
         client = self.clients.get(peer)
         if client is None:
             fault: errors.EngineError = errors.ProtocolError("say HELLO first")
-            error = _error(message, fault)
+            error = failure(message, fault)
             self._out.append(ToClient(peer, error))
             return
         refusal = self._refusal(client, message)
@@ -295,7 +263,7 @@ class Router:
         self, client: Client, message: Message, error: errors.EngineError
     ) -> None:
         if message.request:
-            self._out.append(ToClient(client.peer, _error(message, error)))
+            self._out.append(ToClient(client.peer, failure(message, error)))
 
     def _answer(self, client: Client, message: Message) -> None:
         if message.request:
@@ -381,10 +349,6 @@ class Router:
         unasked = Message(Kind.KILL_MANY, client.id, 0, 0, self.epoch, 0.0, body)
         self._kill_each(client, unasked, DROP_TIMEOUT, "evicted")
 
-    def _end_surplus(self) -> None:
-        for session in self.retention.surplus():
-            self._end(session)
-
     def _refuse_full(self, applicant: Applicant) -> None:
         full = str(applicant.stuck[0])
         self._answer_all(applicant, errors.CapacityExceeded(RETRY_AFTER, full))
@@ -392,7 +356,7 @@ class Router:
     def _answer_all(self, applicant: Applicant, error: errors.EngineError) -> None:
         for ask in applicant.asks:
             base = Message(Kind.SPAWN, ask.client, ask.request, 0, self.epoch)
-            self._to(ask, _error(base, error))
+            self._to(ask, failure(base, error))
 
     def _start(self, applicant: Applicant) -> Session:
         """Give a spawn its session and its worker."""
@@ -454,15 +418,6 @@ class Router:
             self.watchers.stop(Ask(client.id, message.body["target"]))
             self._answer(client, message.reply(Kind.REPLY))
 
-    def _announce(
-        self, session: Session, kind: str, error: errors.EngineError | None = None
-    ) -> None:
-        status = session.status if kind in ("exited", "closed") else None
-        told = self.watchers.tell(session, kind, self._now, status, error)
-        for message in told:
-            ask = Ask(message.client, message.request)
-            self._to(ask, message._replace(epoch=self.epoch))
-
     def _list(self, client: Client, message: Message) -> None:
         scope = message.body["scope"]
         ids = [
@@ -522,17 +477,6 @@ class Router:
             self._forward(client, kill, Ask(0, number))
         self._finish_batch(number)
 
-    def _batched(self, number: int, answer: Message) -> None:
-        """Note one session's answer to a KILL that the broker asked."""
-        self.batches[number].note(answer)
-        self._finish_batch(number)
-
-    def _finish_batch(self, number: int) -> None:
-        batch = self.batches.get(number)
-        if batch is not None and not batch.missing:
-            del self.batches[number]
-            self._to(batch.ask, batch.reply())
-
     def _may(self, client: Client, session: Session) -> bool:
         return client.operator or client.owner == session.owner
 
@@ -550,7 +494,7 @@ class Router:
             return
         release = message.kind is Kind.KILL and message.body["release"]
         if release and ask.client and session.client not in (0, client.id):
-            self._to(ask, _error(message, errors.SessionOwned()))
+            self._to(ask, failure(message, errors.SessionOwned()))
         else:
             self._pass_on(session, message, ask)
 
@@ -562,7 +506,7 @@ class Router:
             or not self._may(client, session)
             or session.state is State.LEAVING
         ):
-            self._to(ask, _error(message, errors.SessionNotFound()))
+            self._to(ask, failure(message, errors.SessionNotFound()))
             return None
         if session.state is State.LOST:
             self._answer_for_lost(session, message, ask)
@@ -584,23 +528,6 @@ class Router:
             if message.body["release"]:
                 self._leaves(session)
 
-    def _expect_end(self, session: Session, kill: Message) -> None:
-        patience = kill.body["timeout"] + (kill.body["grace"] or 0.0) + HUNG_MARGIN
-        ends = self._now + patience
-        self.due[session.id] = max(ends, self.due.get(session.id, ends))
-
-    def _expect_no_more(self, session: Session) -> None:
-        """Stop waiting for a worker, unless it was asked to end its tree."""
-        killing = Kind.KILL in session.pending.values()
-        if not killing and session.state is not State.LEAVING:
-            self.due.pop(session.id, None)
-
-    def _condemn_late(self) -> None:
-        for number, ends in list(self.due.items()):
-            if ends <= self._now:
-                del self.due[number]
-                self._out.append(Condemn(self.sessions[number].worker))
-
     def _stopped(self, session: Session, target: Ask) -> None:
         """Expect no answer any more: the worker gives none to what was stopped."""
         if session.pending.get(target) in _STOPPABLE:
@@ -610,7 +537,7 @@ class Router:
         if message.kind is Kind.KILL and session.proven:
             self._to(ask, message.reply(Kind.REPLY, {"receipt": [0, 0, []]}))
         else:
-            self._to(ask, _error(message, errors.WorkerLost()))
+            self._to(ask, failure(message, errors.WorkerLost()))
         if message.kind is Kind.KILL and message.body["release"]:
             self._forget(session)
 
@@ -635,7 +562,7 @@ class Router:
         """Tell an owner that it is none any more, and let go of what it reads."""
         owner = session.client
         base = Message(Kind.ERROR, owner, 0, session.id, self.epoch)
-        told = _error(base, errors.SessionOwned())
+        told = failure(base, errors.SessionOwned())
         self._out.append(ToClient(self.peers[owner], told))
         for ask, kind in list(session.pending.items()):
             if ask.client == owner and kind in _STOPPABLE:
@@ -656,277 +583,6 @@ class Router:
             ttl = message.body["ttl"]
             self._orphan(session, session.detach_ttl if ttl is None else ttl)
             self._answer(client, message.reply(Kind.REPLY))
-
-    def _orphan(self, session: Session, ttl: float | None) -> None:
-        """Let a session live on without an owner, for `ttl` seconds at most."""
-        if session.client:
-            session.guests.add(session.client)  # so what it reads ends with it
-        session.client = 0
-        self.ttls.pop(session.id, None)
-        if ttl is not None:
-            self.ttls[session.id] = self._now + ttl
-
-    def _expire_ttls(self) -> None:
-        late = [number for number, ends in self.ttls.items() if ends <= self._now]
-        for session in map(self.sessions.__getitem__, late):
-            ended = session.ended
-            if ended is not None and ended + READABLE > self._now:
-                self.ttls[session.id] = ended + READABLE
-            else:
-                self._end(session)
-
-    def _stop_all(self, session: Session, client: int) -> None:
-        """Have the worker let go of what a client reads."""
-        session.guests.discard(client)
-        body = {"target": 0}
-        stop = Message(Kind.STOP, client, 0, session.id, self.epoch, 0.0, body)
-        self._tell(session, stop)
-
-    # -- sessions ---------------------------------------------------------------
-
-    def _tell(self, session: Session, message: Message) -> None:
-        self._out.append(ToWorker(session.worker, message))
-
-    def _drop(self, session: Session, *, cancelled: bool = False) -> None:
-        """End a session whose owner is gone; harmless to repeat.
-
-        One that stays lives on without an owner, unless its spawn was cancelled: then
-        nobody knows its number.
-        """
-        if session.state is State.LEAVING:
-            return
-        if session.state is State.LOST:
-            self._forget(session)
-            return
-        if not session.stays or cancelled:
-            self._end(session)
-            return
-        if not session.kill_on_drop:
-            close = Message(Kind.CLOSE_STDIN, 0, 0, session.id, self.epoch)
-            self._tell(session, close)
-        self._orphan(session, session.detach_ttl)
-
-    def _leaves(self, session: Session) -> None:
-        session.state = State.LEAVING
-        self.ttls.pop(session.id, None)
-        self.retention.forget(session)
-
-    def _end(self, session: Session, cause: str = "owner-drop") -> None:
-        """Have the worker end a session's tree, and forget it."""
-        self._leaves(session)
-        body = {
-            "grace": None,
-            "timeout": DROP_TIMEOUT,
-            "cause": cause,
-            "release": True,
-        }
-        kill = Message(Kind.KILL, 0, 0, session.id, self.epoch, 0.0, body)
-        self._expect_end(session, kill)
-        self._tell(session, kill)
-
-    def _forget(self, session: Session) -> None:
-        self._room = True
-        self.sessions.pop(session.id, None)
-        self.due.pop(session.id, None)
-        self.ttls.pop(session.id, None)
-        self.retention.forget(session)
-        self._bury(session.owner, session.token)
-
-    def _bury(self, owner: bytes, token: str) -> None:
-        """Remember a spawn that is over, so that its retry starts nothing."""
-        self.tokens[(owner, token)] = None
-        self.tokens.move_to_end((owner, token))
-        while len(self.tokens) > TOMBSTONES + len(self.sessions):
-            oldest, known = next(iter(self.tokens.items()))
-            self.tokens.pop(oldest)
-            if known is not None:  # its session still lives: it goes to the young end
-                self.tokens[oldest] = known
-
-    # -- workers ----------------------------------------------------------------
-
-    def _from_worker(self, worker: int, message: Message) -> None:
-        if worker not in self.slots:
-            return  # retired, or reported gone: what it still says concerns nobody
-        if self.slots[worker] != message.session:
-            return  # I7: a worker speaks for its own session only
-        session = self.sessions.get(message.session)
-        if message.kind is Kind.IDLE:
-            self._worker_idle(worker, session)
-        elif session is not None and message.kind is Kind.NOTICE:
-            over = errors.EngineError(f"over its limit: {message.body['limit']}")
-            self._announce(session, "warning", over)
-        elif session is not None and message.kind in _ANSWERS:
-            noted = self._note(session, message)
-            peer = self.peers.get(message.client or session.client)
-            if peer is not None and noted is not None:
-                self._out.append(ToClient(peer, noted))
-
-    def _note(self, session: Session, message: Message) -> Message | None:
-        """Keep the registry in step with what a worker's message says.
-
-        Returns what is to be passed on.
-        """
-        kind = message.kind
-        if kind in (Kind.REPLY, Kind.ERROR):
-            asked = session.pending.pop(Ask(message.client, message.request), None)
-            if asked is Kind.SPAWN:
-                self._spawn_answered(session, message)
-            if asked in (Kind.SPAWN, Kind.KILL):
-                self._expect_no_more(session)
-            if asked is None or not message.request:
-                return None  # nobody waits for it, or no more
-            if message.client == 0:
-                self._batched(message.request, message)
-                return None
-            if asked is Kind.SNAPSHOT and kind is Kind.REPLY:
-                return message._replace(body={"owner_alive": session.client != 0})
-            if asked is Kind.ATTACH and kind is Kind.REPLY:
-                return self._attached(session, message)
-        elif kind is Kind.CLOSED and message.request:
-            reader = Ask(message.client, message.request)
-            session.pending.pop(reader, None)
-            if reader == session.runs:
-                self._ended(session, message)
-                self._announce(session, "closed")
-        elif not message.request:
-            if kind is Kind.EXITED:
-                self._ended(session, message)
-            elif kind is Kind.CLOSED:
-                self._announce(session, "closed")
-            return self._ends(session, message)
-        return message
-
-    def _attached(self, session: Session, message: Message) -> Message:
-        """Add what the broker knows; a status in it reports the end to the owner."""
-        if session.ended is not None and session.client == message.client:
-            session.reported = self._room = True
-            self.retention.reported(session)
-            self._end_surplus()
-        return message._replace(body={**message.body, "stays": session.stays})
-
-    def _ends(self, session: Session, message: Message) -> Message | None:
-        """Follow what a worker pushes of its child's end; CLOSED is not passed on."""
-        if session.state is not State.LEAVING:
-            if message.kind is Kind.EXITED:
-                session.state = State.EXITED
-            elif message.kind is Kind.CLOSED:
-                session.state = State.CLOSED
-        return None if message.kind is Kind.CLOSED else message
-
-    def _ended(self, session: Session, message: Message) -> None:
-        """Note that the child has ended, and whether its owner hears of it."""
-        session.ended = self._now
-        session.status = message.body["status"]
-        if session.state is not State.LEAVING:
-            self.retention.ended(session, self._now)
-        self._announce(session, "exited")
-        session.reported = session.client in self.peers
-        self._room = True
-
-    def _spawn_answered(self, session: Session, message: Message) -> None:
-        waiting = [ask for ask, kind in session.pending.items() if kind is Kind.SPAWN]
-        for ask in waiting:
-            del session.pending[ask]
-            self._to(ask, message._replace(client=ask.client, request=ask.request))
-        if message.kind is Kind.ERROR:
-            failed = errors.decode(message.body["code"], message.body["values"])
-            self._announce(session, "failed", failed)
-            self._answer_pending(session, errors.SessionNotFound())
-            self._forget(session)
-            return
-        session.answer = message
-        self._announce(session, "running")
-        if session.state is State.STARTING:
-            session.state = State.RUNNING
-
-    def _to(self, ask: Ask, message: Message) -> None:
-        """Answer whoever asked: a client, or a batch of the broker's own."""
-        peer = self.peers.get(ask.client)
-        if ask.client == 0 and ask.request:
-            self._batched(ask.request, message)
-        elif peer is not None and ask.request:
-            self._out.append(ToClient(peer, message))
-
-    def _worker_idle(self, worker: int, session: Session | None) -> None:
-        if session is not None:
-            self._announce(session, "closed")
-            self._answer_pending(session, errors.SessionNotFound())
-            self._forget(session)
-        self.slots[worker] = None
-        if len(self.idle) < max(self.warm, IDLE_WORKERS):
-            self.idle.append(worker)
-        else:
-            del self.slots[worker]
-            self._out.append(Retire(worker))
-
-    def _worker_gone(self, worker: int, errno: int, *, proven: bool) -> None:
-        number = self.slots.pop(worker, None)
-        if worker in self.idle:
-            self.idle.remove(worker)
-        session = self.sessions.get(number) if number is not None else None
-        self._out.append(Retire(worker))
-        if session is None:
-            return
-        if session.state is State.STARTING:
-            error: errors.EngineError = (
-                errors.SpawnFailed(errno, "fork") if errno else errors.WorkerLost()
-            )
-            self._announce(session, "failed", error)
-            self._answer_pending(session, error, proven=proven)
-            self._forget(session)
-            return
-        self._announce(session, "lost", errors.WorkerLost())
-        self._tell_loss(session)
-        self._answer_pending(session, errors.WorkerLost(), proven=proven)
-        if session.state is State.LEAVING or session.client == 0:
-            self._forget(session)
-            return
-        session.state = State.LOST
-        self._room = True
-        self.retention.forget(session)
-        self.due.pop(session.id, None)
-        session.proven = proven
-        session.guests.clear()  # nothing is held any more
-
-    def _tell_loss(self, session: Session) -> None:
-        """Tell the owner, before it is answered and perhaps listens no more."""
-        peer = self.peers.get(session.client)
-        if peer is not None:
-            push = Message(Kind.ERROR, session.client, 0, session.id, self.epoch)
-            self._out.append(ToClient(peer, _error(push, errors.WorkerLost())))
-
-    def _answer_pending(
-        self, session: Session, error: errors.EngineError, *, proven: bool = False
-    ) -> None:
-        for ask, kind in session.pending.items():
-            base = Message(kind, ask.client, ask.request, session.id, self.epoch)
-            if kind is Kind.KILL and proven:
-                self._to(ask, base.reply(Kind.REPLY, {"receipt": [0, 0, []]}))
-            else:
-                self._to(ask, _error(base, error))
-        session.pending.clear()
-
-    def _take_worker(self) -> int:
-        """Return the worker that was idle for the shortest time, or fork one.
-
-        The last one used has its pages warm, and the first ones can be retired.
-        """
-        return self.idle.pop() if self.idle else self._fork()
-
-    def _fork(self) -> int:
-        self._last_worker += 1
-        self.slots[self._last_worker] = None
-        self._out.append(Fork(self._last_worker))
-        return self._last_worker
-
-    def _refill(self) -> None:
-        while len(self.idle) < self.warm:
-            self.idle.append(self._fork())
-
-
-def _error(message: Message, error: errors.EngineError) -> Message:
-    code, values = errors.encode(error)
-    return message.reply(Kind.ERROR, {"code": code, "values": values})
 
 
 Answer = Callable[[Router, Client, Message], None]
@@ -976,16 +632,3 @@ _USES: Final = _kinds(Kind.WRITE, Kind.POLL, Kind.SIGNAL, Kind.RESIZE)
 
 _STOPPABLE: Final = _kinds(Kind.OPEN, Kind.READ, Kind.POLL, Kind.EXPECT, Kind.READY)
 """Requests that may take long, and that a STOP takes back."""
-
-_ANSWERS: Final = _kinds(
-    Kind.REPLY,
-    Kind.ERROR,
-    Kind.CHUNK,
-    Kind.GAP,
-    Kind.EOF,
-    Kind.ABANDONED,
-    Kind.BROKEN,
-    Kind.EXITED,
-    Kind.CLOSED,
-)
-"""What a worker may send to a client."""

@@ -15,7 +15,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from broker import admission, errors, registry, retention, router, watchers
+from broker import admission, errors, keeper, registry, retention, watchers
+from broker.keeper import DROP_TIMEOUT, HUNG_MARGIN
 from broker.registry import (
     LIVE,
     Action,
@@ -38,9 +39,7 @@ from broker.registry import (
 )
 from broker.retention import READABLE
 from broker.router import (
-    DROP_TIMEOUT,
     FIRST_SESSION,
-    HUNG_MARGIN,
     ROOM_TIMEOUT,
     START_TIMEOUT,
     Router,
@@ -837,7 +836,7 @@ def test_a_token_that_is_over_starts_nothing(world: World, how: str) -> None:
 def test_tombstones_are_bounded_and_living_tokens_stay(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router, "TOMBSTONES", 10)
+    monkeypatch.setattr(keeper, "TOMBSTONES", 10)
     world.started(token="living")
     for number in range(50):
         body = {"sessions": [], "tokens": [f"dead-{number}"]}
@@ -1828,7 +1827,7 @@ def test_an_idle_worker_is_used_again(world: World) -> None:
 def test_more_idle_workers_than_wanted_are_retired(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router, "IDLE_WORKERS", 1)
+    monkeypatch.setattr(keeper, "IDLE_WORKERS", 1)
     first, one = world.started(token="1")
     second, two = world.started(token="2")
     assert world.idle(one, first) == []
