@@ -1,8 +1,9 @@
 """The session: one child with its log, its input, its readers and its end.
 
 It joins `process` (system calls), `lifecycle` (rules), `buffer` (the log), `outlet`
-(its readers) and `inbox` (stdin), and answers the commands that a client addresses to
-it. The worker gives it readiness, reaped processes and the time; it gives messages.
+(its readers) and `stdin` (its writers), and answers the commands that a client
+addresses to it. The worker gives it readiness, reaped processes and the time; it gives
+messages.
 """
 
 import os
@@ -17,17 +18,15 @@ from actors.budget import NOTHING, Budget, Over
 from actors.buffer import Log
 from actors.events import ExitStatus, Stats, Survivor, Usage
 from actors.holds import Hold
-from actors.inbox import Inbox
 from actors.launch import Launch
 from actors.outlet import Ask, End, Outlet, Progress
 from actors.probe import Look
 from actors.settings import TtySize
+from actors.stdin import Stdin
 from actors.usage import measure, oom_killed_since, oom_kills
 from broker import cgroup, errors, tree
 from broker.wire import STREAMS, Kind, Message, Payload, pack, unpack
 
-DYING: Final = 0.05
-"""Seconds in which a child that lost its stdin is reaped if it is dying."""
 READS_A_TURN: Final = 4
 """Reads of one stream before the other descriptors get their turn (64 KiB each)."""
 LEFTOVERS: Final = 100
@@ -72,7 +71,7 @@ class Session:
         self.process: process.Process
         self.life: lifecycle.Lifecycle
         self.budget: Budget
-        self.inbox = Inbox(launch.stdin_queue)
+        self.stdin: Stdin
         self.sweep = tree.Sweep()
         self.reaped = 0
         self.reaped_before_kill: int | None = None
@@ -95,8 +94,6 @@ class Session:
         self.pausers: set[int] = set()
         self._ooms: int | None = None
         self._targets: dict[str, int] | None = None
-        self._cut: list[tuple[Hashable, int]] = []
-        self._cut_told = 0.0
         self._exit: dict[str, Any] = {}
         self._now = 0.0
         self.last_used = 0.0
@@ -128,9 +125,8 @@ class Session:
         self.progress.streams = set(self.process.outputs)
         streams = frozenset(self.progress.streams)
         self.life = lifecycle.Lifecycle(_terms(self.launch), streams, self.execed)
-        if isinstance(self.launch.stdin, bytes):
-            self.inbox.feed(self.launch.stdin)
-            self._pour()
+        self.stdin = Stdin(self.process, self.launch, self.progress, self)
+        self.stdin.start(self._now)
 
     @property
     def state(self) -> str:
@@ -149,16 +145,16 @@ class Session:
         wanted: dict[int, int] = {}
         if not self.held and not self.cut_off:
             wanted.update(dict.fromkeys(self.process.outputs.values(), POLLIN))
-        if self.inbox and self.process.stdin is not None:
-            # Only with something to write: a pipe whose reader is gone is always ready.
-            wanted[self.process.stdin] = POLLOUT
+        writable = self.stdin.wanted()
+        if writable is not None:
+            wanted[writable] = POLLOUT
         return wanted
 
     def ready(self, fd: int, now: float) -> None:
         """Handle readiness (or the end) of one of the watched descriptors."""
         self._now = now
         if fd == self.process.stdin:
-            self._pour()
+            self.stdin.pour(now)
             return
         for stream, ours in self.process.outputs.items():
             if ours == fd:
@@ -168,20 +164,17 @@ class Session:
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is wanted, None while nothing is due."""
-        due = [self.life.next_deadline(), self.outlet.next_deadline()]
+        due = [part.next_deadline() for part in (self.life, self.outlet, self.stdin)]
         if not self.life.empty:
             due.append(self.budget.next_sample())
         if self.awaited.waits:
             due.append(self.awaited.next_deadline())
-        if self._cut:
-            due.append(self._cut_told)
         return min((end for end in due if end is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Let what is due happen."""
         self._now = now
-        if self._cut and now >= self._cut_told:
-            self._close_stdin()
+        self.stdin.tick(now)
         self._do(self.life.handle(lifecycle.Tick(), now))
         self._look_at_tree()
         self._serve()
@@ -297,42 +290,6 @@ class Session:
                 return
         self.progress.exit_mark = self.log.end
 
-    # -- input ------------------------------------------------------------------
-
-    def _pour(self) -> None:
-        """Move queued input into the pipe, and answer the writers that are through."""
-        while self.inbox and self.process.stdin is not None:
-            try:
-                count = self.process.write(self.inbox.next())
-            except OSError:  # EPIPE: the child closed its stdin, its writers are told
-                self._cut_input()
-                return
-            if count == 0:
-                return
-            for ask, accepted in self.inbox.took(count):
-                self._wrote(ask, accepted)
-        if self.inbox.finished:
-            self._close_stdin()
-
-    def _cut_input(self) -> None:
-        """Close a stdin that nobody reads; the writers hear of it once it is clear why.
-
-        A dying child loses its pipes a moment before it can be reaped.
-        """
-        self.process.close_stdin()
-        self._cut += self.inbox.close()
-        self._cut_told = self._now + DYING
-
-    def _close_stdin(self) -> None:
-        self.process.close_stdin()
-        cut, self._cut = self._cut, []
-        for ask, accepted in cut + self.inbox.close():
-            self._wrote(ask, accepted)
-
-    def _wrote(self, ask: Hashable, accepted: int) -> None:
-        state = "ended" if self.progress.status is not None else self.state
-        self._answer(ask, {"accepted": accepted, "state": state})
-
     # -- the end ----------------------------------------------------------------
 
     def on_reaped(self, pid: int, wait_status: int, usage: Any, now: float) -> None:
@@ -391,7 +348,7 @@ class Session:
         )
         self._do(self.life.handle(event, self._now))
         self._look_at_output()
-        self._close_stdin()
+        self.stdin.close()
 
     def _spared(self) -> bool:
         """Return whether every kill of the leader was refused: it ended by itself."""
@@ -482,7 +439,7 @@ class Session:
         """Close everything, and refuse what is still asked; the tree is gone."""
         self.outlet.refuse_all(errors.SessionNotFound())
         self.awaited.refuse(errors.SessionNotFound())
-        self._close_stdin()
+        self.stdin.close()
         self.process.close()
         self.hold.close()
 
@@ -523,29 +480,11 @@ class Session:
         self.say(Kind.ERROR, ask, {"code": code, "values": values})
 
     def _on_write(self, ask: Ask, message: Message) -> None:
-        if self.process.stdin is None or self.inbox.ending:
-            raise errors.StdinUnavailable(self._why_no_stdin())
         payload, at = bytes(message.payload or b""), message.body["at"]
-        self.process.check_input(self.inbox.fresh(payload, at))
-        accepted = self.inbox.put(ask, payload, at)
-        if accepted is not None:
-            self._wrote(ask, accepted)
-        self._pour()
-
-    def _why_no_stdin(self) -> str:
-        if self.progress.status is not None:
-            return "the child has ended"
-        if self.launch.stdin == "null" and self.launch.tty is None:
-            return "stdin is null: spawn with stdin='pipe' to write"
-        return "stdin is closed"
+        self.stdin.write(ask, payload, at, self._now)
 
     def _on_close_stdin(self, ask: Ask, _: Message) -> None:
-        if self.process.stdin is not None:
-            last = self.process.last_input()
-            for writer, accepted in self.inbox.close():
-                self._wrote(writer, accepted)
-            self.inbox.feed(last)
-            self._pour()
+        self.stdin.end(self._now)
         self._answer(ask, {})
 
     def _on_poll(self, ask: Ask, message: Message) -> None:
@@ -621,7 +560,7 @@ class Session:
         self.released = True
         self.outlet.refuse_polls(errors.SessionNotFound())
         self.awaited.refuse(errors.SessionNotFound())
-        self._close_stdin()
+        self.stdin.close()
 
     def _on_signal(self, ask: Ask, message: Message) -> None:
         body = message.body

@@ -76,23 +76,23 @@ MUTATIONS = (
     ),
     Mutation(
         "waits have no upper bound",
-        "actors/child.py",
+        "actors/polling.py",
         "return min(asked, most)",
         "return asked",
         "rules/test_polls.py::test_s28_a_wait_has_an_upper_bound",
     ),
     Mutation(
         "a cancelled poll moves its cursor",
-        "actors/child.py",
+        "actors/polling.py",
         "                asked.cancel()\n",
         '                asked.cancel()\n                self._cursor["stdout"] += 1\n',
         "rules/test_polls.py::test_s29_a_cancelled_poll_consumes_nothing",
     ),
     Mutation(
         "closing stdin waits for writers",
-        "actors/session.py",
-        "_: Message) -> None:\n        self._close_stdin()\n",
-        "_: Message) -> None:\n        self.inbox or self._close_stdin()\n",
+        "actors/stdin.py",
+        "if self._pipe.stdin is not None:",
+        "if self._pipe.stdin is not None and not self._inbox:",
         "rules/test_input.py"
         "::test_s35_closing_stdin_is_harmless_to_repeat_and_waits_for_nobody",
     ),

@@ -1,0 +1,145 @@
+"""The input side of a session: from what clients write to what the pipe takes. Pure.
+
+Input waits in the `Inbox` until the pipe has room, so a child that does not read blocks
+nobody but its writers. A writer is answered once, when its last byte is in the pipe or
+cannot get there any more.
+
+A stdin that nobody reads any more is closed at once, but its writers hear of it a
+moment later: a dying child loses its pipes before it can be reaped, and what they are
+told is whether it has ended.
+"""
+
+from collections.abc import Hashable
+from typing import Final, Protocol
+
+from actors.inbox import Inbox
+from actors.launch import Launch
+from actors.outlet import Ask, Progress, Voice
+from broker import errors
+from broker.wire import Kind
+
+DYING: Final = 0.05
+"""Seconds in which a child that lost its stdin is reaped if it is dying."""
+
+
+class Pipe(Protocol):
+    """A child's stdin, a pipe or a terminal; `stdin` is its descriptor until closed."""
+
+    stdin: int | None
+
+    def write(self, data: memoryview) -> int:
+        """Put in what there is room for; OSError when nobody reads it."""
+
+    def close_stdin(self) -> None:
+        """Close it; harmless to repeat."""
+
+    def check_input(self, data: bytes) -> None:
+        """Refuse what would not arrive as it is."""
+
+    def last_input(self) -> bytes:
+        """Return what has to be written so that the child finds the end."""
+
+
+class Stdin:
+    """The queue before one child's stdin, and who waits for what in it."""
+
+    def __init__(
+        self, pipe: Pipe, launch: Launch, progress: Progress, voice: Voice
+    ) -> None:
+        self._pipe = pipe
+        self._launch = launch
+        self._progress = progress
+        self._voice = voice
+        self._inbox = Inbox(launch.stdin_queue)
+        self._cut: list[tuple[Hashable, int]] = []
+        self._cut_told = 0.0
+
+    def start(self, now: float) -> None:
+        """Write what the child was given as its whole input, if it was."""
+        if isinstance(self._launch.stdin, bytes):
+            self._inbox.feed(self._launch.stdin)
+            self.pour(now)
+
+    def wanted(self) -> int | None:
+        """Return the descriptor that is to become writable, None if none is.
+
+        Without anything to write none is: a pipe whose reader is gone is always ready.
+        """
+        return self._pipe.stdin if self._inbox else None
+
+    def next_deadline(self) -> float | None:
+        """Return when `tick` is wanted, None while nothing is due."""
+        return self._cut_told if self._cut else None
+
+    def tick(self, now: float) -> None:
+        """Tell the writers of a stdin that nobody reads, if it is time."""
+        if self._cut and now >= self._cut_told:
+            self.close()
+
+    def write(self, ask: Ask, data: bytes, at: int | None, now: float) -> None:
+        """Queue a write, which is answered when it is through.
+
+        Raises:
+            StdinUnavailable: nothing can be written, or no more.
+            InvalidRequest: `at` is beyond what was written, or a line of it too long.
+            CapacityExceeded: the queue is full.
+        """
+        if self._pipe.stdin is None or self._inbox.ending:
+            raise errors.StdinUnavailable(self._why_not())
+        self._pipe.check_input(self._inbox.fresh(data, at))
+        accepted = self._inbox.put(ask, data, at)
+        if accepted is not None:
+            self._wrote(ask, accepted)
+        self.pour(now)
+
+    def _why_not(self) -> str:
+        if self._progress.status is not None:
+            return "the child has ended"
+        if self._launch.stdin == "null" and self._launch.tty is None:
+            return "stdin is null: spawn with stdin='pipe' to write"
+        return "stdin is closed"
+
+    def pour(self, now: float) -> None:
+        """Move queued input into the pipe, and answer the writers that are through."""
+        while self._inbox and self._pipe.stdin is not None:
+            try:
+                count = self._pipe.write(self._inbox.next())
+            except OSError:  # EPIPE: the child closed its stdin, its writers are told
+                self._cut_off(now)
+                return
+            if count == 0:
+                return
+            for ask, accepted in self._inbox.took(count):
+                self._wrote(ask, accepted)
+        if self._inbox.finished:
+            self.close()
+
+    def _cut_off(self, now: float) -> None:
+        self._pipe.close_stdin()
+        self._cut += self._inbox.close()
+        self._cut_told = now + DYING
+
+    def end(self, now: float) -> None:
+        """Have the child find the end of its input now; what is queued is dropped.
+
+        Raises:
+            InvalidRequest: it is a terminal in raw mode.
+        """
+        if self._pipe.stdin is not None:
+            last = self._pipe.last_input()
+            for writer, accepted in self._inbox.close():
+                self._wrote(writer, accepted)
+            self._inbox.feed(last)
+            self.pour(now)
+
+    def close(self) -> None:
+        """Close stdin, and tell every writer what went in; harmless to repeat."""
+        self._pipe.close_stdin()
+        cut, self._cut = self._cut, []
+        for ask, accepted in cut + self._inbox.close():
+            self._wrote(ask, accepted)
+
+    def _wrote(self, ask: Hashable, accepted: int) -> None:
+        assert isinstance(ask, Ask)
+        state = "running" if self._progress.status is None else "ended"
+        self._voice.say(Kind.REPLY, ask, {"accepted": accepted, "state": state})

@@ -1,0 +1,161 @@
+"""A session's input: what the pipe takes, and what every writer is told, once."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from actors.events import ExitStatus
+from actors.launch import Launch
+from actors.outlet import Ask, Progress
+from actors.settings import Settings, TtySize
+from actors.spec import Ambient, Spec
+from actors.stdin import DYING, Stdin
+from broker import errors
+from broker.wire import Kind, Payload
+
+AMBIENT = Ambient(b"/", {b"PATH": b"/bin"}, 0o022, (), 0, 0)
+LAUNCH = Spec(["x"], stdin="pipe").launch(AMBIENT, Settings(), "", "0" * 32)
+ONE, TWO = Ask(1, 1), Ask(2, 1)
+RUNNING, ENDED = "running", "ended"
+
+
+@dataclass
+class Pipe:
+    """A pipe with a little room, whose reader may be gone."""
+
+    stdin: int | None = 5
+    room: int = 4
+    broken: bool = False
+    got: bytes = b""
+    last: bytes = b""
+
+    def write(self, data: memoryview) -> int:
+        if self.broken:
+            raise BrokenPipeError
+        count = min(self.room, len(data))
+        self.room -= count
+        self.got += bytes(data[:count])
+        return count
+
+    def close_stdin(self) -> None:
+        self.stdin = None
+
+    def check_input(self, data: bytes) -> None:
+        if b"!" in data:
+            raise errors.InvalidRequest("data", "would be cut")
+
+    def last_input(self) -> bytes:
+        return self.last
+
+
+@dataclass
+class World:
+    """One stdin, and what its writers were told."""
+
+    launch: Launch = LAUNCH
+    pipe: Pipe = field(default_factory=Pipe)
+    progress: Progress = field(default_factory=lambda: Progress(set()))
+    told: list[tuple[Ask, int, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.stdin = Stdin(self.pipe, self.launch, self.progress, self)
+        self.stdin.start(0.0)
+
+    def say(
+        self, kind: Kind, ask: Ask, body: dict[str, Any], payload: Payload | None = None
+    ) -> None:
+        assert kind is Kind.REPLY
+        assert payload is None
+        self.told.append((ask, body["accepted"], body["state"]))
+
+    def room(self) -> bool:
+        raise AssertionError("an answer is no bulk output")
+
+
+def test_a_writer_is_told_once_its_last_byte_is_in_the_pipe() -> None:
+    world = World()
+    world.stdin.write(ONE, b"abc", None, 0.0)
+    world.stdin.write(TWO, b"def", None, 0.0)
+    assert world.told == [(ONE, 3, RUNNING)]
+    assert world.stdin.wanted() == 5
+    world.pipe.room = 9
+    world.stdin.pour(1.0)
+    assert world.told[1:] == [(TWO, 3, RUNNING)]
+    assert world.pipe.got == b"abcdef"
+    assert world.stdin.wanted() is None
+
+
+def test_a_repeated_write_is_answered_at_once() -> None:
+    world = World()
+    world.stdin.write(ONE, b"abc", 0, 0.0)
+    world.stdin.write(TWO, b"abc", 0, 0.0)
+    assert world.told == [(ONE, 3, RUNNING), (TWO, 3, RUNNING)]
+    assert world.pipe.got == b"abc"
+
+
+def test_what_the_pipe_would_cut_is_refused_whole() -> None:
+    world = World()
+    with pytest.raises(errors.InvalidRequest):
+        world.stdin.write(ONE, b"ab!", None, 0.0)
+    assert world.pipe.got == b""
+
+
+def test_input_given_whole_is_followed_by_the_end() -> None:
+    world = World(replace(LAUNCH, stdin=b"abcdef"))
+    assert world.pipe.stdin == 5
+    with pytest.raises(errors.StdinUnavailable, match="stdin is closed"):
+        world.stdin.write(ONE, b"x", None, 0.0)
+    world.pipe.room = 9
+    world.stdin.pour(0.0)
+    assert world.pipe.got == b"abcdef"
+    assert world.pipe.stdin is None
+
+
+def test_s35_closing_waits_for_nobody_and_tells_what_went_in() -> None:
+    world = World()
+    world.stdin.write(ONE, b"abcdef", None, 0.0)
+    world.stdin.end(0.0)
+    world.stdin.end(0.0)
+    assert world.told == [(ONE, 4, RUNNING)]
+    assert world.pipe.stdin is None
+
+
+def test_a_terminal_is_closed_once_its_last_input_is_in() -> None:
+    world = World(pipe=Pipe(room=0, last=b"\4"))
+    world.stdin.end(0.0)
+    assert world.stdin.wanted() == 5
+    world.pipe.room = 1
+    world.stdin.pour(0.0)
+    assert (world.pipe.got, world.pipe.stdin) == (b"\4", None)
+
+
+@pytest.mark.parametrize("state", [RUNNING, ENDED])
+def test_writers_of_a_broken_pipe_hear_a_moment_later_how_it_is(state: str) -> None:
+    world = World(pipe=Pipe(broken=True))
+    world.stdin.write(ONE, b"abc", None, 1.0)
+    assert world.pipe.stdin is None
+    assert world.stdin.next_deadline() == 1.0 + DYING
+    world.stdin.tick(1.0)
+    assert world.told == []
+    world.progress.status = ExitStatus(0) if state == ENDED else None
+    world.stdin.tick(1.0 + DYING)
+    assert world.told == [(ONE, 0, state)]
+    assert world.stdin.next_deadline() is None
+
+
+@pytest.mark.parametrize(
+    ("launch", "status", "why"),
+    [
+        (LAUNCH, ExitStatus(0), "has ended"),
+        (LAUNCH, None, "is closed"),
+        (replace(LAUNCH, stdin="null"), None, "is null"),
+        (replace(LAUNCH, stdin="null", tty=TtySize()), None, "is closed"),
+    ],
+)
+def test_a_write_that_finds_no_stdin_is_told_why(
+    launch: Launch, status: ExitStatus | None, why: str
+) -> None:
+    world = World(launch, Pipe(stdin=None), Progress(set(), status=status))
+    with pytest.raises(errors.StdinUnavailable, match=why):
+        world.stdin.write(ONE, b"x", None, 0.0)
