@@ -6,35 +6,28 @@ addresses to it. The worker gives it readiness, reaped processes and the time; i
 messages.
 """
 
-import os
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from itertools import islice
 from typing import Any, Final, Protocol
 
 from actors import lifecycle, observe, process, terminal
 from actors.awaited import Awaited
 from actors.budget import NOTHING, Budget, Over
 from actors.buffer import Log
-from actors.events import ExitStatus, Stats, Survivor, Usage
+from actors.ending import Ending, exit_facts, leftovers
+from actors.events import ExitStatus, Stats
 from actors.holds import Hold
 from actors.launch import Launch
 from actors.outlet import Ask, End, Outlet, Progress
 from actors.probe import Look
 from actors.settings import TtySize
 from actors.stdin import Stdin
-from actors.usage import measure, oom_killed_since, oom_kills
+from actors.usage import measure
 from broker import cgroup, errors, tree
 from broker.wire import STREAMS, Kind, Message, Payload, pack, unpack
 
 READS_A_TURN: Final = 4
 """Reads of one stream before the other descriptors get their turn (64 KiB each)."""
-LEFTOVERS: Final = 100
-"""Leftovers named in a status, which has to fit into a control frame."""
-SURVIVORS: Final = 500
-"""Survivors named in a receipt: as many as fit into a control frame."""
-LARGE_TREE: Final = 100
-"""Processes above which a tree is killed by its cgroup: walking them takes 20 ms."""
 EVICTED: Final = b"[creche: evicted to make room for another session]\n"
 """The last line in the log of an evicted session."""
 TAIL: Final = 4096
@@ -62,7 +55,7 @@ class Session:
         leg: Leg,
         home: cgroup.Cgroup | None,
     ) -> None:
-        self.home = home
+        self.ending = Ending(home)
         self.number = number
         self.epoch = epoch
         self.launch = launch
@@ -72,9 +65,6 @@ class Session:
         self.life: lifecycle.Lifecycle
         self.budget: Budget
         self.stdin: Stdin
-        self.sweep = tree.Sweep()
-        self.reaped = 0
-        self.reaped_before_kill: int | None = None
         self.progress = Progress(set())
         self.outlet = Outlet(self.log, self.progress, launch, self)
         self.awaited = Awaited(
@@ -89,10 +79,7 @@ class Session:
         self.releases_itself = False
         self.held = False
         self.cut_off = False
-        self.spares_nobody = False
-        self.cpu_reaped = 0.0
         self.pausers: set[int] = set()
-        self._ooms: int | None = None
         self._targets: dict[str, int] | None = None
         self._exit: dict[str, Any] = {}
         self._now = 0.0
@@ -110,7 +97,7 @@ class Session:
         if len(fds) != len(self.launch.pass_fds):
             why = f"{len(fds)} came of {len(self.launch.pass_fds)}"
             raise errors.InvalidRequest("pass_fds", why)
-        self._ooms = oom_kills(self.home)
+        self.ending.start()
         self.started = clock()
         if self.launch.observe:
             self._before = observe.Sight(self.launch.observe)
@@ -295,10 +282,10 @@ class Session:
     def on_reaped(self, pid: int, wait_status: int, usage: Any, now: float) -> None:
         """Take the status of a process of the tree that the worker reaped."""
         self._now = now
-        self.reaped += 1
-        self.cpu_reaped += usage.ru_utime + usage.ru_stime
+        self.ending.reaped(usage)
         if pid == self.process.pid and not self._exit:
-            self._leader_exited(wait_status, usage)
+            self._exit = exit_facts(wait_status, usage, tree_peak=self.budget.peak)
+            self._exit["ended"] = now
         self._do(self.life.handle(lifecycle.Reaped(), now))
 
     def on_reaped_all(self, now: float, *, empty: bool) -> None:
@@ -310,23 +297,6 @@ class Session:
             self._do(self.life.handle(lifecycle.TreeEmpty(), now))
         self._serve()
 
-    def _leader_exited(self, wait_status: int, usage: Any) -> None:
-        signaled = os.WIFSIGNALED(wait_status)
-        self._exit = {
-            "code": None if signaled else os.WEXITSTATUS(wait_status),
-            "signal": os.WTERMSIG(wait_status) if signaled else None,
-            "core": signaled and os.WCOREDUMP(wait_status),
-            "usage": Usage(
-                user=usage.ru_utime,
-                sys=usage.ru_stime,
-                max_rss=usage.ru_maxrss * 1024,
-                voluntary=usage.ru_nvcsw,
-                involuntary=usage.ru_nivcsw,
-                tree_peak=self.budget.peak,
-            ),
-            "ended": self._now,
-        }
-
     def _leader_event(self, *, empty: bool) -> None:
         """Drain what the pipes hold at this moment, then let the rules go on."""
         self.process.on_exit()
@@ -336,25 +306,19 @@ class Session:
             stream: self.log.stats(stream).produced + self.process.waiting(stream)
             for stream in outputs
         }
-        self._exit["leftovers"] = () if empty else _below()
+        self._exit["leftovers"] = () if empty else leftovers()
         for stream in list(outputs):
             self._drain(stream)
         self._check_mark()
         event = lifecycle.LeaderExited(
             self._exit["signal"] or 0,
             empty,
-            oom=oom_killed_since(self._ooms, self.home),
-            spared=self._spared(),
+            oom=self.ending.oom_killed(),
+            spared=self.ending.spared(self.process.pid),
         )
         self._do(self.life.handle(event, self._now))
         self._look_at_output()
         self.stdin.close()
-
-    def _spared(self) -> bool:
-        """Return whether every kill of the leader was refused: it ended by itself."""
-        refused = self.sweep.refused - self.sweep.signalled
-        spared = any(identity.pid == self.process.pid for identity in refused)
-        return spared and not self.spares_nobody
 
     def _drain(self, stream: str) -> None:
         """Read what is in the pipe now, not what is written meanwhile."""
@@ -376,7 +340,7 @@ class Session:
                     with suppress(PermissionError):  # the kill names who survives it
                         tree.send_group(self.process.pid, number)
                 case lifecycle.Sweep():
-                    self._sweep()
+                    self.ending.sweep()
                 case lifecycle.Abandon():
                     self._abandon()
                 case lifecycle.Report(cause):
@@ -386,23 +350,13 @@ class Session:
                     self._note_changes()
                     self._push(Kind.CLOSED)
                 case lifecycle.Answer(key, proven):
-                    self._killed(key, proven=proven)
+                    receipt = self.ending.receipt(proven=proven)
+                    self._answer(key, {"receipt": receipt})
 
     def _note_changes(self) -> None:
         if self._before is not None:
             after = observe.Sight(self.launch.observe)
             self.progress.changes = pack(observe.changes(self._before, after))
-
-    def _sweep(self) -> None:
-        """Walk the tree once; end a large one by its cgroup, if there is one.
-
-        A thousand processes that fork leave a walk no processor time to end with.
-        """
-        with suppress(OSError):  # an old kernel: the walks do without
-            if self.home is not None and len(self.home.pids()) > LARGE_TREE:
-                self.home.kill_around()
-                self.spares_nobody = True
-        self.sweep.step()
 
     def _report(self, cause: str) -> None:
         self.progress.status = ExitStatus(
@@ -428,12 +382,6 @@ class Session:
             self._drain(stream)
             if stream in self.process.outputs:
                 self._end(stream, Kind.ABANDONED)
-
-    def _killed(self, key: Hashable, *, proven: bool) -> None:
-        found = () if proven else self.sweep.survivors()[:SURVIVORS]
-        survivors = [list(_plain(survivor)) for survivor in found]
-        reaped = self.reaped - (self.reaped_before_kill or 0)
-        self._answer(key, {"receipt": [len(self.sweep.signalled), reaped, survivors]})
 
     def finish(self) -> None:
         """Close everything, and refuse what is still asked; the tree is gone."""
@@ -543,8 +491,7 @@ class Session:
             return
         if body["cause"] == "evicted" and not self._exit:
             self._mark_evicted()
-        if self.reaped_before_kill is None:
-            self.reaped_before_kill = self.reaped
+        self.ending.begin()
         kill = lifecycle.Kill(ask, body["grace"], body["timeout"], body["cause"])
         self._do(self.life.handle(kill, self._now))
 
@@ -618,7 +565,7 @@ class Session:
         stats = Stats(
             stdout=log.stats("stdout"),
             stderr=log.stats("stderr") if launch.stderr == "pipe" else None,
-            cpu_time=self.cpu_reaped + sample.cpu_time,
+            cpu_time=self.ending.cpu_time + sample.cpu_time,
             memory=sample.memory,
             processes=sample.processes,
         )
@@ -688,17 +635,6 @@ def _terms(launch: Launch) -> lifecycle.Terms:
         terminate_grace=launch.terminate_grace,
         kill_timeout=launch.kill_timeout,
     )
-
-
-def _plain(survivor: tree.Survivor) -> tuple[int, float, int, str]:
-    return survivor.pid, survivor.started, survivor.uid, survivor.state
-
-
-def _below() -> tuple[Survivor, ...]:
-    """Return the processes below this worker: the leader's leftovers."""
-    found = (tree.survivor(pid) for pid in tree.descendants(os.getpid()))
-    living = (Survivor(*_plain(s)) for s in found if s and s.state != "Z")
-    return tuple(islice(living, LEFTOVERS))
 
 
 def read_launch(message: Message) -> Launch:

@@ -99,7 +99,7 @@ MUTATIONS = (
     Mutation(
         "only the group is killed",
         "actors/session.py",
-        "self.sweep.step()",
+        "self.ending.sweep()",
         "tree.send_group(self.process.pid, 9)",
         "test_cases_kill.py::test_s36_descendants_in_other_sessions_end_too",
     ),
