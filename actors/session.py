@@ -1,9 +1,9 @@
 """The session: one child with its log, its input, its readers and its end.
 
-It joins `process` (system calls), `lifecycle` (rules), `buffer` (the log), `outlet`
-(its readers) and `stdin` (its writers), and answers the commands that a client
-addresses to it. The worker gives it readiness, reaped processes and the time; it gives
-messages.
+It joins `process` (system calls), `lifecycle` (rules), `buffer` (the log), `drain` (who
+fills it), `outlet` (its readers), `stdin` (its writers) and `ending` (the tree's end),
+and answers the commands that a client addresses to it. The worker gives it readiness,
+reaped processes and the time; it gives messages.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -14,11 +14,12 @@ from actors import lifecycle, observe, process, terminal
 from actors.awaited import Awaited
 from actors.budget import NOTHING, Budget, Over
 from actors.buffer import Log
+from actors.drain import Drain
 from actors.ending import Ending, exit_facts, leftovers
 from actors.events import ExitStatus, Stats
 from actors.holds import Hold
 from actors.launch import Launch
-from actors.outlet import Ask, End, Outlet, Progress
+from actors.outlet import Ask, Outlet, Progress
 from actors.probe import Look
 from actors.settings import TtySize
 from actors.stdin import Stdin
@@ -26,8 +27,6 @@ from actors.usage import measure
 from broker import cgroup, errors, tree
 from broker.wire import STREAMS, Kind, Message, Payload, pack, unpack
 
-READS_A_TURN: Final = 4
-"""Reads of one stream before the other descriptors get their turn (64 KiB each)."""
 EVICTED: Final = b"[creche: evicted to make room for another session]\n"
 """The last line in the log of an evicted session."""
 TAIL: Final = 4096
@@ -77,10 +76,8 @@ class Session:
         self._before: observe.Sight | None = None
         self.released = False
         self.releases_itself = False
-        self.held = False
-        self.cut_off = False
+        self.drain: Drain
         self.pausers: set[int] = set()
-        self._targets: dict[str, int] | None = None
         self._exit: dict[str, Any] = {}
         self._now = 0.0
         self.last_used = 0.0
@@ -112,6 +109,7 @@ class Session:
         self.progress.streams = set(self.process.outputs)
         streams = frozenset(self.progress.streams)
         self.life = lifecycle.Lifecycle(_terms(self.launch), streams, self.execed)
+        self.drain = Drain(self.process, self.log, self.progress, self.budget, self)
         self.stdin = Stdin(self.process, self.launch, self.progress, self)
         self.stdin.start(self._now)
 
@@ -129,9 +127,7 @@ class Session:
 
     def watched(self) -> dict[int, int]:
         """Return descriptor → poll events for the selector loop."""
-        wanted: dict[int, int] = {}
-        if not self.held and not self.cut_off:
-            wanted.update(dict.fromkeys(self.process.outputs.values(), POLLIN))
+        wanted = dict.fromkeys(self.drain.wanted(), POLLIN)
         writable = self.stdin.wanted()
         if writable is not None:
             wanted[writable] = POLLOUT
@@ -143,10 +139,7 @@ class Session:
         if fd == self.process.stdin:
             self.stdin.pour(now)
             return
-        for stream, ours in self.process.outputs.items():
-            if ours == fd:
-                self._read(stream)
-                break
+        self.drain.ready(fd)
         self._serve()
 
     def next_deadline(self) -> float | None:
@@ -162,9 +155,13 @@ class Session:
         """Let what is due happen."""
         self._now = now
         self.stdin.tick(now)
-        self._do(self.life.handle(lifecycle.Tick(), now))
+        self.happened(lifecycle.Tick())
         self._look_at_tree()
         self._serve()
+
+    def grew(self) -> None:
+        """Tell the readers that there is more in the log."""
+        self.outlet.on_output(self._now)
 
     # -- budgets ----------------------------------------------------------------
 
@@ -177,7 +174,8 @@ class Session:
                 sample = NOTHING
             self._overrun(self.budget.sampled(sample, self._now))
 
-    def _look_at_output(self) -> None:
+    def look_at_output(self) -> None:
+        """Compare the output with its budget."""
         self._overrun(self.budget.written(self.log.end))
 
     def _overrun(self, over: list[Over]) -> None:
@@ -193,89 +191,10 @@ class Session:
         """Terminate the tree because it used up a budget."""
         if self.life.state is RUNNING and name == "output":
             # Read on, and a child that ignores SIGTERM floods the log until its kill.
-            self.cut_off = True
+            self.drain.cut_off = True
         grace, timeout = self.launch.terminate_grace, self.launch.kill_timeout
         kill = lifecycle.Kill(None, grace, timeout, "limit")
-        self._do(self.life.handle(kill, self._now))
-
-    # -- output -----------------------------------------------------------------
-
-    def _read(self, stream: str) -> None:
-        for _ in range(READS_A_TURN):
-            room = self.log.room()
-            if room <= 0:
-                self._hold(held=True)
-                return
-            most = self.budget.room(self.log.end)
-            count = self._read_once(stream, int(min(room, most)))
-            if count is None:
-                return
-            if count == 0:
-                self._end(stream, Kind.EOF)
-                return
-            self._look_at_output()
-            if self.cut_off:
-                return
-
-    def _read_once(self, stream: str, room: int) -> int | None:
-        space = self.log.space()
-        try:
-            count = self.process.read_into(stream, space[:room])
-        except OSError as error:
-            self._broken(stream, error)
-            return None
-        if count:
-            self.log.commit(stream, count)
-            self._do(self.life.handle(lifecycle.Output(), self._now))
-            self.outlet.on_output(self._now)
-            self._check_mark()
-        elif count is None and self._targets is not None:
-            # Less was in the pipe at the exit than it might have been.
-            self._targets[stream] = self.log.stats(stream).produced
-            self._check_mark()
-        return count
-
-    def _end(
-        self, stream: str, kind: Kind, details: Mapping[str, Any] | None = None
-    ) -> None:
-        self.process.close_output(stream)
-        self.progress.streams.discard(stream)
-        body = {"stream": stream, **(details or {})}
-        self.progress.ends[stream] = End(kind, self.log.end, body)
-        self._check_mark()
-        self._do(self.life.handle(lifecycle.StreamDone(stream), self._now))
-
-    def _broken(self, stream: str, error: OSError) -> None:
-        details = {
-            "kind": type(error).__name__,
-            "message": str(error)[:1000],
-            "errno": error.errno or 0,
-        }
-        self._end(stream, Kind.BROKEN, details)
-
-    def _hold(self, *, held: bool) -> None:
-        if held is not self.held:
-            self.held = held
-            self._do(self.life.handle(lifecycle.Held(held), self._now))
-
-    def _look_for_mark(self) -> None:
-        """Read on after a hold: a terminal may turn out to hold nothing more."""
-        if self._targets is not None and self.progress.exit_mark is None:
-            for stream in list(self.process.outputs):
-                self._read(stream)
-            self._give()
-
-    def _check_mark(self) -> None:
-        """Note where every byte that was in the pipes at the exit has been logged."""
-        if self._targets is None or self.progress.exit_mark is not None:
-            return
-        for stream, target in self._targets.items():
-            if (
-                stream in self.progress.streams
-                and self.log.stats(stream).produced < target
-            ):
-                return
-        self.progress.exit_mark = self.log.end
+        self.happened(kill)
 
     # -- the end ----------------------------------------------------------------
 
@@ -286,7 +205,7 @@ class Session:
         if pid == self.process.pid and not self._exit:
             self._exit = exit_facts(wait_status, usage, tree_peak=self.budget.peak)
             self._exit["ended"] = now
-        self._do(self.life.handle(lifecycle.Reaped(), now))
+        self.happened(lifecycle.Reaped())
 
     def on_reaped_all(self, now: float, *, empty: bool) -> None:
         """Follow up on a round of reaping; `empty`: the kernel says nothing is left."""
@@ -294,47 +213,28 @@ class Session:
         if self._exit and self.progress.status is None:
             self._leader_event(empty=empty)
         elif empty and not self.life.empty and self._exit:
-            self._do(self.life.handle(lifecycle.TreeEmpty(), now))
+            self.happened(lifecycle.TreeEmpty())
         self._serve()
 
     def _leader_event(self, *, empty: bool) -> None:
         """Drain what the pipes hold at this moment, then let the rules go on."""
         self.process.on_exit()
-        outputs = self.process.outputs
-        self.cut_off = False
-        self._targets = {
-            stream: self.log.stats(stream).produced + self.process.waiting(stream)
-            for stream in outputs
-        }
+        self.drain.exited()
         self._exit["leftovers"] = () if empty else leftovers()
-        for stream in list(outputs):
-            self._drain(stream)
-        self._check_mark()
+        self.drain.catch_up()
         event = lifecycle.LeaderExited(
             self._exit["signal"] or 0,
             empty,
             oom=self.ending.oom_killed(),
             spared=self.ending.spared(self.process.pid),
         )
-        self._do(self.life.handle(event, self._now))
-        self._look_at_output()
+        self.happened(event)
+        self.look_at_output()
         self.stdin.close()
 
-    def _drain(self, stream: str) -> None:
-        """Read what is in the pipe now, not what is written meanwhile."""
-        left = self.process.waiting(stream)
-        while left > 0 and stream in self.process.outputs:
-            room = min(self.log.room(), left)
-            if room <= 0:
-                self._hold(held=True)
-                return
-            count = self._read_once(stream, room)
-            if not count:
-                return
-            left -= count
-
-    def _do(self, actions: list[lifecycle.Action]) -> None:
-        for action in actions:
+    def happened(self, event: lifecycle.Event) -> None:
+        """Follow what the rules say to an event."""
+        for action in self.life.handle(event, self._now):
             match action:
                 case lifecycle.SignalGroup(number):
                     with suppress(PermissionError):  # the kill names who survives it
@@ -342,7 +242,7 @@ class Session:
                 case lifecycle.Sweep():
                     self.ending.sweep()
                 case lifecycle.Abandon():
-                    self._abandon()
+                    self.drain.abandon()
                 case lifecycle.Report(cause):
                     self._report(cause)
                 case lifecycle.Close():
@@ -376,12 +276,6 @@ class Session:
         assert status is not None  # Close follows Report
         body = {"status": status.to_wire()}
         self.leg.send(Message(kind, 0, 0, self.number, self.epoch, 0.0, body))
-
-    def _abandon(self) -> None:
-        for stream in list(self.process.outputs):
-            self._drain(stream)
-            if stream in self.process.outputs:
-                self._end(stream, Kind.ABANDONED)
 
     def finish(self) -> None:
         """Close everything, and refuse what is still asked; the tree is gone."""
@@ -465,10 +359,7 @@ class Session:
         stream = self._diagnostics()
         line = bytes(message.payload or b"")
         line += b"" if line.endswith(b"\n") else b"\n"
-        self.log.append(stream, line)
-        if self._targets is not None:
-            self._targets[stream] += len(line)
-        self.outlet.on_output(self._now)
+        self.drain.append(stream, line)
         self._answer(ask, {})
 
     def _diagnostics(self) -> str:
@@ -493,14 +384,13 @@ class Session:
             self._mark_evicted()
         self.ending.begin()
         kill = lifecycle.Kill(ask, body["grace"], body["timeout"], body["cause"])
-        self._do(self.life.handle(kill, self._now))
+        self.happened(kill)
 
     def _mark_evicted(self) -> None:
         """Leave a line in the log that says why the child ends."""
         for stream in ("stderr", "stdout"):
             if stream in self.progress.streams:
-                self.log.append(stream, EVICTED)
-                self.outlet.on_output(self._now)
+                self.drain.append(stream, EVICTED)
                 return
 
     def _release(self) -> None:
@@ -515,7 +405,7 @@ class Session:
             self._answer(ask, {"sent": False})
             return
         if body["interrupt"]:
-            self._do(self.life.handle(lifecycle.Interrupted(), self._now))
+            self.happened(lifecycle.Interrupted())
         try:
             sent = self._send_signal(body)
         except PermissionError as error:
@@ -580,7 +470,7 @@ class Session:
         paused = bool(self.pausers)
         self.outlet.pause(self._now, paused=paused)
         self.awaited.pause(self._now, paused=paused)
-        self._do(self.life.handle(lifecycle.Paused(paused), self._now))
+        self.happened(lifecycle.Paused(paused))
 
     def _on_attach(self, ask: Ask, _: Message) -> None:
         """Tell a new owner what the first one knew from its spawn."""
@@ -600,19 +490,18 @@ class Session:
     def _serve(self) -> None:
         """Give the readers what they are due, and read on if that made room."""
         self._give()
-        while self.held and self.log.room() > 0:
-            self._hold(held=False)
-            self._look_for_mark()  # which may come to be held again
+        while self.drain.resume():  # which may come to be held again
+            self._give()
         captured = self.releases_itself and not self.outlet.readers
         if captured and self.progress.closed and not self.released:
             self._release()
             kill = lifecycle.Kill(None, None, self.launch.kill_timeout, "owner-drop")
-            self._do(self.life.handle(kill, self._now))
+            self.happened(kill)
 
     def _give(self) -> None:
         if self.awaited.waits:
-            self.awaited.serve(self._now, held=self.held)
-        self.outlet.serve(self._now, held=self.held)
+            self.awaited.serve(self._now, held=self.drain.held)
+        self.outlet.serve(self._now, held=self.drain.held)
 
     def pump(self) -> None:
         """Go on with bulk output: the leg has room again."""

@@ -1,0 +1,219 @@
+"""The output side of a session: from the child's pipes into the log. Pure.
+
+A turn reads a few blocks of one stream, so no stream starves another one. Where the log
+has no room, reading is *held* until readers make some. A child that has used up its
+budget of output is *cut off*: reading on, one that ignores SIGTERM would flood the log
+until its kill.
+
+At the child's exit its pipes may hold more, and whoever inherited them may go on
+writing. So what is waiting at that moment is the *target* of each stream. Once that
+much is logged, or the stream has ended, the place is noted as the exit mark: the exit
+is told after these bytes, and before any later ones.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from actors import lifecycle
+from actors.budget import Budget
+from actors.buffer import Log
+from actors.outlet import End, Progress
+from broker.wire import Kind
+
+READS_A_TURN: Final = 4
+"""Reads of one stream before the other descriptors get their turn (64 KiB each)."""
+
+
+class Pipes(Protocol):
+    """The child's output; `outputs` are the descriptors of what is still open."""
+
+    outputs: dict[str, int]
+
+    def read_into(self, stream: str, room: memoryview) -> int | None:
+        """Read what is there: bytes, 0 at the end, None when nothing is."""
+
+    def waiting(self, stream: str) -> int:
+        """Return how many bytes are in the stream's pipe now."""
+
+    def close_output(self, stream: str) -> None:
+        """Stop reading a stream; harmless to repeat."""
+
+
+class Listener(Protocol):
+    """Who has to know what comes out of the pipes."""
+
+    def happened(self, event: lifecycle.Event) -> None:
+        """Follow what the rules say to an event."""
+
+    def grew(self) -> None:
+        """Tell the readers that there is more in the log."""
+
+    def look_at_output(self) -> None:
+        """Compare the output with its budget."""
+
+
+class Drain:
+    """What reads one child's streams.
+
+    Attributes:
+        held: whether nothing is read because the log has no room.
+        cut_off: whether nothing is read because the child has used up its budget.
+    """
+
+    def __init__(
+        self,
+        pipes: Pipes,
+        log: Log,
+        progress: Progress,
+        budget: Budget,
+        listener: Listener,
+    ) -> None:
+        self.held = False
+        self.cut_off = False
+        self._pipes = pipes
+        self._log = log
+        self._progress = progress
+        self._budget = budget
+        self._listener = listener
+        self._targets: dict[str, int] | None = None
+
+    def wanted(self) -> list[int]:
+        """Return the descriptors that are to be read."""
+        if self.held or self.cut_off:
+            return []
+        return list(self._pipes.outputs.values())
+
+    def ready(self, fd: int) -> None:
+        """Read from a descriptor, if it is one of these."""
+        for stream, ours in self._pipes.outputs.items():
+            if ours == fd:
+                self._read(stream)
+                break
+
+    def _read(self, stream: str) -> None:
+        for _ in range(READS_A_TURN):
+            room = self._log.room()
+            if room <= 0:
+                self._hold(held=True)
+                return
+            most = self._budget.room(self._log.end)
+            count = self._read_once(stream, int(min(room, most)))
+            if count is None:
+                return
+            if count == 0:
+                self._end(stream, Kind.EOF)
+                return
+            self._listener.look_at_output()
+            if self.cut_off:
+                return
+
+    def _read_once(self, stream: str, room: int) -> int | None:
+        space = self._log.space()
+        try:
+            count = self._pipes.read_into(stream, space[:room])
+        except OSError as error:
+            self._broken(stream, error)
+            return None
+        if count:
+            self._log.commit(stream, count)
+            self._listener.happened(lifecycle.Output())
+            self._listener.grew()
+            self._check_mark()
+        elif count is None and self._targets is not None:
+            # Less was in the pipe at the exit than it might have been.
+            self._targets[stream] = self._log.stats(stream).produced
+            self._check_mark()
+        return count
+
+    def _end(
+        self, stream: str, kind: Kind, details: Mapping[str, Any] | None = None
+    ) -> None:
+        self._pipes.close_output(stream)
+        self._progress.streams.discard(stream)
+        body = {"stream": stream, **(details or {})}
+        self._progress.ends[stream] = End(kind, self._log.end, body)
+        self._check_mark()
+        self._listener.happened(lifecycle.StreamDone(stream))
+
+    def _broken(self, stream: str, error: OSError) -> None:
+        details = {
+            "kind": type(error).__name__,
+            "message": str(error)[:1000],
+            "errno": error.errno or 0,
+        }
+        self._end(stream, Kind.BROKEN, details)
+
+    def _hold(self, *, held: bool) -> None:
+        if held is not self.held:
+            self.held = held
+            self._listener.happened(lifecycle.Held(held))
+
+    def resume(self) -> bool:
+        """Read again if there is room; return whether the readers have to be served.
+
+        They have if the exit mark was looked for: a terminal may turn out to hold
+        nothing more.
+        """
+        if not self.held or self._log.room() <= 0:
+            return False
+        self._hold(held=False)
+        if self._targets is None or self._progress.exit_mark is not None:
+            return False
+        for stream in list(self._pipes.outputs):
+            self._read(stream)
+        return True
+
+    def append(self, stream: str, line: bytes) -> None:
+        """Add bytes of the host's own; a mark that is to come lies behind them."""
+        self._log.append(stream, line)
+        if self._targets is not None:
+            self._targets[stream] += len(line)
+        self._listener.grew()
+
+    # -- the end ----------------------------------------------------------------
+
+    def exited(self) -> None:
+        """Note what the pipes hold now that the child has ended."""
+        self.cut_off = False
+        self._targets = {
+            stream: self._log.stats(stream).produced + self._pipes.waiting(stream)
+            for stream in self._pipes.outputs
+        }
+
+    def catch_up(self) -> None:
+        """Read what the pipes held at the exit, as far as there is room."""
+        for stream in list(self._pipes.outputs):
+            self._empty(stream)
+        self._check_mark()
+
+    def abandon(self) -> None:
+        """Read what is there, and give up every stream that somebody keeps open."""
+        for stream in list(self._pipes.outputs):
+            self._empty(stream)
+            if stream in self._pipes.outputs:
+                self._end(stream, Kind.ABANDONED)
+
+    def _empty(self, stream: str) -> None:
+        """Read what is in the pipe now, not what is written meanwhile."""
+        left = self._pipes.waiting(stream)
+        while left > 0 and stream in self._pipes.outputs:
+            room = min(self._log.room(), left)
+            if room <= 0:
+                self._hold(held=True)
+                return
+            count = self._read_once(stream, room)
+            if not count:
+                return
+            left -= count
+
+    def _check_mark(self) -> None:
+        """Note where every byte that was in the pipes at the exit has been logged."""
+        if self._targets is None or self._progress.exit_mark is not None:
+            return
+        for stream, target in self._targets.items():
+            if (
+                stream in self._progress.streams
+                and self._log.stats(stream).produced < target
+            ):
+                return
+        self._progress.exit_mark = self._log.end

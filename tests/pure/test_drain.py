@@ -1,0 +1,223 @@
+"""From pipes to the log: what is read when, and where the exit has its place."""
+
+from dataclasses import dataclass, field
+
+from actors import lifecycle
+from actors.budget import Budget
+from actors.buffer import Log
+from actors.drain import READS_A_TURN, Drain
+from actors.lifecycle import Held, Output, StreamDone
+from actors.outlet import Progress
+from actors.settings import Limits
+from broker.wire import Kind
+
+STREAMS = ("stdout", "stderr")
+OUT, ERR = 10, 11
+READER = "reader"
+
+
+@dataclass
+class Pipes:
+    """Two pipes with a writer each, which may be gone; one read gives one piece."""
+
+    outputs: dict[str, int] = field(
+        default_factory=lambda: dict(zip(STREAMS, (OUT, ERR), strict=True))
+    )
+    pieces: dict[str, list[bytes | OSError]] = field(
+        default_factory=lambda: {"stdout": [], "stderr": []}
+    )
+    phantom: int = 0
+    """Bytes that seem to wait on stdout, and never come."""
+
+    def read_into(self, stream: str, room: memoryview) -> int | None:
+        if not self.pieces[stream]:
+            return None
+        piece = self.pieces[stream].pop(0)
+        if isinstance(piece, OSError):
+            raise piece
+        count = min(len(piece), len(room))
+        room[:count] = piece[:count]
+        if count < len(piece):
+            self.pieces[stream].insert(0, piece[count:])
+        return count
+
+    def waiting(self, stream: str) -> int:
+        real = sum(len(p) for p in self.pieces[stream] if isinstance(p, bytes))
+        return real + (self.phantom if stream == "stdout" else 0)
+
+    def close_output(self, stream: str) -> None:
+        del self.outputs[stream]
+
+
+class World:
+    """One child's output, and what is heard of it."""
+
+    def __init__(self, room: int = 100, output: int | None = None) -> None:
+        self.pipes = Pipes()
+        self.log = Log("block", room)
+        self.log.hold(READER, 0)
+        self.progress = Progress(set(STREAMS))
+        self.budget = Budget(Limits(output=output), 0.0)
+        self.drain = Drain(self.pipes, self.log, self.progress, self.budget, self)
+        self.events: list[lifecycle.Event] = []
+        self.growths = 0
+
+    def happened(self, event: lifecycle.Event) -> None:
+        self.events.append(event)
+
+    def grew(self) -> None:
+        self.growths += 1
+
+    def look_at_output(self) -> None:
+        if self.budget.written(self.log.end):
+            self.drain.cut_off = True
+
+    def mark(self) -> int | None:
+        """Where the exit has its place."""
+        return self.progress.exit_mark
+
+    def write(self, *pieces: bytes | OSError, stream: str = "stdout") -> None:
+        self.pipes.pieces[stream] += pieces
+
+
+def test_a_turn_reads_a_few_blocks_of_the_one_stream() -> None:
+    world = World()
+    world.write(*[b"x"] * (READS_A_TURN + 1))
+    world.write(b"y", stream="stderr")
+    world.drain.ready(OUT)
+    assert world.log.stats("stdout").produced == world.growths == READS_A_TURN
+    assert world.log.stats("stderr").produced == 0
+    assert world.events == [Output()] * READS_A_TURN
+    world.drain.ready(99)
+    assert world.log.end == READS_A_TURN
+
+
+def test_an_empty_pipe_ends_the_turn() -> None:
+    world = World()
+    world.write(b"x")
+    world.drain.ready(OUT)
+    world.drain.ready(OUT)
+    assert world.drain.wanted() == [OUT, ERR]
+    assert world.log.end == 1
+
+
+def test_the_end_of_a_stream_has_its_place() -> None:
+    world = World()
+    world.write(b"abc", b"")
+    world.drain.ready(OUT)
+    end = world.progress.ends["stdout"]
+    assert (end.kind, end.at, end.body) == (Kind.EOF, 3, {"stream": "stdout"})
+    assert world.progress.streams == {"stderr"}
+    assert world.drain.wanted() == [ERR]
+    assert world.events == [Output(), StreamDone("stdout")]
+
+
+def test_a_broken_stream_says_how_it_broke() -> None:
+    world = World()
+    world.write(OSError(5, "no luck"), OSError("odd"))
+    world.drain.ready(OUT)
+    end = world.progress.ends["stdout"]
+    assert end.kind is Kind.BROKEN
+    assert end.body == {
+        "stream": "stdout",
+        "kind": "OSError",
+        "message": "[Errno 5] no luck",
+        "errno": 5,
+    }
+
+
+def test_a_full_log_holds_both_streams_until_there_is_room() -> None:
+    world = World(room=3)
+    world.write(b"abcdef")
+    world.drain.ready(OUT)
+    assert world.drain.held
+    assert world.drain.wanted() == []
+    assert not world.drain.resume()
+    world.log.hold(READER, 3)
+    assert not world.drain.resume()
+    assert world.drain.wanted() == [OUT, ERR]
+    assert world.events == [Output(), Held(True), Held(False)]
+
+
+def test_a_budget_that_is_used_up_cuts_the_child_off_until_its_exit() -> None:
+    world = World(output=2)
+    world.write(b"abcdef")
+    world.drain.ready(OUT)
+    assert world.log.end == 3
+    assert world.drain.wanted() == []
+    world.drain.exited()
+    world.drain.catch_up()
+    assert world.log.end == 6
+
+
+def test_the_exit_lies_behind_what_the_pipes_held() -> None:
+    world = World()
+    world.write(b"ab")
+    world.write(b"c", stream="stderr")
+    world.drain.exited()
+    world.drain.catch_up()
+    world.write(b"late")
+    world.drain.ready(OUT)
+    assert (world.mark(), world.log.end) == (3, 7)
+
+
+def test_an_append_before_the_mark_lies_before_the_exit() -> None:
+    world = World(room=2)
+    world.write(b"abcd")
+    world.drain.exited()
+    world.drain.catch_up()
+    assert world.mark() is None
+    world.drain.append("stdout", b"!\n")
+    world.log.hold(READER, 4)
+    assert world.drain.resume()
+    assert world.mark() == world.log.end == 6
+    assert world.growths == 3
+
+
+def test_an_append_while_the_child_runs_is_output_as_any_other() -> None:
+    world = World()
+    world.drain.append("stderr", b"!\n")
+    assert world.log.stats("stderr").produced == 2
+    assert world.growths == 1
+
+
+def test_a_hold_after_the_mark_is_only_let_go() -> None:
+    world = World(room=1)
+    world.drain.exited()
+    world.drain.catch_up()
+    world.write(b"ab")
+    world.drain.ready(OUT)
+    world.log.hold(READER, 1)
+    assert not world.drain.resume()
+    assert world.mark() == 0
+
+
+def test_bytes_that_never_come_do_not_keep_the_exit() -> None:
+    world = World()
+    world.pipes.phantom = 7
+    world.write(b"ab")
+    world.drain.exited()
+    world.drain.catch_up()
+    assert world.mark() == 2
+
+
+def test_a_stream_that_broke_keeps_no_exit() -> None:
+    world = World()
+    world.pipes.phantom = 7
+    world.write(b"ab", OSError(5, "no luck"))
+    world.drain.exited()
+    world.drain.catch_up()
+    assert world.mark() == 2
+    assert world.progress.ends["stdout"].kind is Kind.BROKEN
+
+
+def test_an_abandoned_stream_is_read_once_more_and_ends_once() -> None:
+    world = World()
+    world.pipes.phantom = 7
+    world.write(b"ab", OSError(5, "no luck"))
+    world.write(b"c", stream="stderr")
+    world.drain.abandon()
+    assert world.log.end == 3
+    assert world.pipes.outputs == {}
+    kinds = {stream: end.kind for stream, end in world.progress.ends.items()}
+    assert kinds == {"stdout": Kind.BROKEN, "stderr": Kind.ABANDONED}
