@@ -63,6 +63,7 @@ class Session:
         self.process: process.Process
         self.life: lifecycle.Lifecycle
         self.budget: Budget
+        self.drain: Drain
         self.stdin: Stdin
         self.progress = Progress(set())
         self.outlet = Outlet(self.log, self.progress, launch, self)
@@ -76,7 +77,6 @@ class Session:
         self._before: observe.Sight | None = None
         self.released = False
         self.releases_itself = False
-        self.drain: Drain
         self.pausers: set[int] = set()
         self._exit: dict[str, Any] = {}
         self._now = 0.0

@@ -168,10 +168,13 @@ def test_an_append_before_the_mark_lies_before_the_exit() -> None:
     world.drain.catch_up()
     assert world.mark() is None
     world.drain.append("stdout", b"!\n")
-    world.log.hold(READER, 4)
+    world.log.hold(READER, 3)
+    assert world.drain.resume()
+    assert (world.mark(), world.log.end) == (None, 5)
+    world.log.hold(READER, 5)
     assert world.drain.resume()
     assert world.mark() == world.log.end == 6
-    assert world.growths == 3
+    assert world.growths == 4
 
 
 def test_an_append_while_the_child_runs_is_output_as_any_other() -> None:
