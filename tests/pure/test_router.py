@@ -1999,6 +1999,9 @@ class Traffic(RuleBasedStateMachine):
         actions = self.world.happen(event)
         for action in actions:
             self.carry_out(action)
+        for action in actions:  # later: what was said besides comes to it first
+            if isinstance(action, Condemn):
+                self.happen(WorkerGone(action.worker, 0, True))
         return actions
 
     def carry_out(self, action: Action) -> None:
@@ -2010,7 +2013,6 @@ class Traffic(RuleBasedStateMachine):
                 self.workers.pop(worker, None)
             case Condemn(worker):
                 assert worker in self.workers
-                self.happen(WorkerGone(worker, 0, True))
             case ToWorker(worker, message):
                 self.deliver(worker, message)
             case ToClient(peer, message) if peer == WATCHER:
