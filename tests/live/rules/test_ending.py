@@ -186,6 +186,7 @@ async def test_s39_a_status_says_how_and_when_a_child_ended(opened: Opened) -> N
         assert (status.cause, status.ok, status.returncode) == ("exited", True, 0)
         assert 0.09 < status.usage.user + status.usage.sys < 5
         assert MIB < status.usage.max_rss < 200 * MIB
+        assert status.usage.voluntary + status.usage.involuntary > 0
         assert status.started is not None
         assert status.execed is not None
         assert status.ended is not None
