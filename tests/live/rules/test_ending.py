@@ -154,6 +154,25 @@ while True:
         await stalled.aclose()
 
 
+async def test_s37_nothing_blocks_a_resize() -> None:
+    floods = "signal.signal(signal.SIGWINCH, lambda *_: os._exit(6))\n" + FLOOD
+    async with actors.Engine() as engine:
+        child = await engine.spawn(
+            program(floods, tag()), tty=True, retention=OutputPolicy.block(KIB)
+        )
+        stalled = child.events(window=KIB)
+        await anext(stalled)
+        writing = asyncio.ensure_future(child.write(b"a line\n" * 100_000))
+        await arrived(child)
+        assert not writing.done()
+        async with asyncio.timeout(NOT_BLOCKED):
+            await child.resize(50, 100)
+            assert (await writing).state == "ended"
+            assert (await child.wait()).code == 6
+        await stalled.aclose()
+        await child.aclose()
+
+
 async def test_s38_what_a_killed_child_wrote_is_still_drained(
     opened: Opened, tmp_path: Path
 ) -> None:
