@@ -271,10 +271,10 @@ async def test_s39_only_a_death_by_an_asked_interrupt_is_one(opened: Opened) -> 
 
 async def test_s40_leftovers_are_killed_kept_or_reported(opened: Opened) -> None:
     async with opened() as engine:
-        for leftover, left in (("kill", 0), ("keep", 3), ("report", 3)):
+
+        async def leave(leftover: Any, left: int) -> None:
             word = tag()
-            options: Any = {"leftover": leftover}
-            child = await engine.spawn(program(LEAVES_POOL, word), **options)
+            child = await engine.spawn(program(LEAVES_POOL, word), leftover=leftover)
             status = await child.wait(NOT_BLOCKED)
             assert len(status.leftovers) == 3
             if left == 0:
@@ -282,8 +282,11 @@ async def test_s40_leftovers_are_killed_kept_or_reported(opened: Opened) -> None
             else:
                 with pytest.raises(AssertionError):
                     await asyncio.to_thread(gone, word, 0.6)
+                assert len(tagged(word)) == left
             await child.aclose()
             assert not tagged(word)
+
+        await asyncio.gather(leave("kill", 0), leave("keep", 3), leave("report", 3))
 
 
 async def test_s41_a_scope_and_a_list_are_killed_at_once(opened: Opened) -> None:
