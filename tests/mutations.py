@@ -160,7 +160,8 @@ MUTATIONS = (
         "actors/terminal.py",
         "return IN_FLIGHT",
         "return 0",
-        "test_terminal.py::test_s24_nothing_that_was_written_before_the_end_is_lost",
+        "test_terminal.py::"
+        "test_s23_the_exit_is_told_although_a_quiet_descendant_keeps_the_terminal",
     ),
     Mutation(
         "a pause does not push timeouts",
@@ -200,8 +201,8 @@ MUTATIONS = (
     Mutation(
         "all commands run at once",
         "actors/many.py",
-        "asyncio.Semaphore(concurrency)",
-        "asyncio.Semaphore(99)",
+        "self._free = asyncio.Semaphore(concurrency)",
+        "self._free, concurrency = asyncio.Semaphore(99), 99",
         "test_many.py::test_s57_no_more_than_the_concurrency_run_at_once",
     ),
 )
