@@ -117,6 +117,94 @@ MUTATIONS = (
         "elif self.terms.leftover:",
         "rules/test_ending.py::test_s40_leftovers_are_killed_kept_or_reported",
     ),
+    Mutation(
+        "the last come is served first",
+        "broker/admission.py",
+        "for applicant in list(self.waiting.values()):",
+        "for applicant in reversed(self.waiting.values()):",
+        "test_registry.py::test_s5_spawns_wait_for_room_in_their_order",
+    ),
+    Mutation(
+        "any session is evicted",
+        "broker/admission.py",
+        "may_go = by_use[:-PROTECTED]",
+        "may_go = by_use",
+        "rules/test_identity.py::test_s6_the_eight_used_last_are_never_evicted",
+    ),
+    Mutation(
+        "a resize is no use of a session",
+        "broker/router.py",
+        "Kind.WRITE, Kind.POLL, Kind.SIGNAL, Kind.RESIZE",
+        "Kind.WRITE, Kind.POLL, Kind.SIGNAL",
+        "rules/test_identity.py"
+        "::test_s6_writes_polls_resizes_and_signals_are_uses_and_looks_are_none",
+    ),
+    Mutation(
+        "a scratch directory is open to others",
+        "actors/scratch.py",
+        "os.mkdir(name, 0o700, dir_fd=top)",
+        "os.mkdir(name, 0o755, dir_fd=top)",
+        "test_scratch.py"
+        "::test_s8_a_scratch_directory_is_private_the_same_each_time_and_removed",
+    ),
+    Mutation(
+        "a resize stays with the engine",
+        "actors/terminal.py",
+        "            termios.tcsetwinsize(self._slave, (size.rows, size.cols))\n"
+        "            self.size = size",
+        "            self.size = size",
+        "test_terminal.py::test_s15_resize_is_seen_by_the_child_and_in_the_snapshot",
+    ),
+    Mutation(
+        "the last words on a terminal are not waited for",
+        "actors/terminal.py",
+        "return IN_FLIGHT",
+        "return 0",
+        "test_terminal.py::"
+        "test_s23_the_exit_is_told_although_a_quiet_descendant_keeps_the_terminal",
+    ),
+    Mutation(
+        "a pause does not push timeouts",
+        "actors/session.py",
+        "self._do(self.life.handle(lifecycle.Paused(paused), self._now))",
+        "pass",
+        "test_pause.py::test_s31_timeouts_do_not_fire_during_a_pause_but_after_it",
+    ),
+    Mutation(
+        "an owner is robbed without a word",
+        "broker/router.py",
+        "self._out.append(ToClient(self.peers[owner], told))\n        for ask",
+        "for ask",
+        "test_attach.py::test_s43_a_living_owner_is_robbed_only_by_those_who_say_so",
+    ),
+    Mutation(
+        "a failed start has no end",
+        "broker/router.py",
+        'self._announce(session, "failed", failed)',
+        "pass",
+        "test_lifecycle_events.py::test_s52_every_spawn_has_one_end_however_it_comes",
+    ),
+    Mutation(
+        "changes within a file are not seen",
+        "actors/observe.py",
+        "stamp = found.st_mtime_ns, found.st_size, found.st_ino",
+        "stamp = 0, 0, found.st_ino",
+        "test_observe.py::test_s53_a_result_tells_what_files_changed",
+    ),
+    Mutation(
+        "processor time of the dead is forgotten",
+        "actors/session.py",
+        "cpu_time=self.cpu_reaped + sample.cpu_time",
+        "cpu_time=sample.cpu_time",
+        "test_limits.py::test_s54_processor_time_counts_living_and_ended_processes",
+    ),
+    Mutation(
+        "all commands run at once",
+        "actors/many.py",
+        "self._free = asyncio.Semaphore(concurrency)",
+        "self._free, concurrency = asyncio.Semaphore(99), 99",
+        "test_many.py::test_s57_no_more_than_the_concurrency_run_at_once",
+    ),
 )
 
 

@@ -13,7 +13,9 @@ from tests import mutations
 
 TESTS = Path(__file__).resolve().parent
 TABLE = (TESTS.parent / "docs" / "rules.md").read_text()
-RULES = {f"S{n}" for n in (*range(1, 46), *range(52, 58))}
+RULES = {f"S{n}" for n in range(1, 58)}
+ABSENT = {f"S{n}" for n in range(46, 52)}
+"""Rules that this version does not have yet."""
 
 
 def rows() -> Iterator[tuple[str, list[str]]]:
@@ -79,10 +81,15 @@ def test_every_test_that_is_named_by_a_rule_is_in_its_line() -> None:
     assert {rule: left for rule, left in missing.items() if left} == {}
 
 
-def test_a_rule_that_is_not_offered_has_no_test() -> None:
-    absent = {rule for rule, cells in rows() if len(cells) == 1}
-    assert absent & named_by_a_rule().keys() == set()
-    assert shown().keys() | absent == RULES
+def test_every_rule_but_the_absent_ones_has_a_live_test_by_its_number() -> None:
+    live = {path.stem for path in (TESTS / "live").rglob("test_*.py")}
+    named = {
+        rule
+        for rule, tests in named_by_a_rule().items()
+        if any(test.partition("::")[0] in live for test in tests)
+    }
+    assert named == RULES - ABSENT
+    assert {rule for rule, cells in rows() if len(cells) == 1} == ABSENT
 
 
 @pytest.mark.parametrize("mutation", mutations.MUTATIONS, ids=lambda m: m.what)

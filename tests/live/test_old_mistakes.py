@@ -20,23 +20,27 @@ MIB = 1024 * KIB
 
 ELSEWHERE = {
     "tail output lost after exit": (
-        "test_cases_exit.py::test_the_last_bytes_before_an_exit_are_never_lost"
+        "test_cases_exit.py::test_s24_the_last_bytes_before_an_exit_are_never_lost"
     ),
     "kill waiting behind a blocked stdin write": (
         "test_cases_kill.py::test_b19_a_kill_does_not_wait_for_a_blocked_write"
     ),
     "signal death reported as -1": (
-        "test_cases_kill.py::test_a_signal_is_told_as_a_signal"
+        "test_cases_kill.py::test_s39_a_signal_is_told_as_a_signal"
     ),
     "UTF-8 broken at poll boundaries": (
-        "test_session.py::test_s26_a_character_split_over_polls_stays_whole"
+        "rules/test_output.py::test_s26_a_character_split_over_polls_stays_whole"
     ),
     "two pollers stealing each other's bytes": (
-        "test_session.py::test_s18_readers_of_every_kind_take_nothing_from_each_other"
+        "rules/test_output.py::"
+        "test_s18_readers_of_every_kind_take_nothing_from_each_other"
     ),
     "stop reporting success before death": (
         "test_owner_drop.py::"
         "test_a_closed_handle_has_ended_its_tree_when_aclose_returns"
+    ),
+    "a launch failure without a terminal event": (
+        "test_lifecycle_events.py::test_s52_every_spawn_has_one_end_however_it_comes"
     ),
     "descendants forked by other threads missed by the tree walk": (
         "test_tree.py::test_a_child_that_a_thread_forked_belongs_to_the_tree"
@@ -121,7 +125,7 @@ async def test_nothing_that_lives_is_ended_for_its_number() -> None:
 
 
 async def test_a_start_that_failed_is_over_for_everybody() -> None:
-    """Mistake: a launch failure without a terminal event."""
+    """Mistake: a launch failure that those who ask again are never told of."""
     async with actors.Engine() as engine, engine.scope() as scope:
         tries = [
             scope.spawn(["/nowhere/program"], request_id="the one") for _ in range(3)

@@ -36,10 +36,14 @@ async def test_s5_a_full_client_refuses() -> None:
 
 async def test_s5_spawns_wait_for_room_in_their_order() -> None:
     async with actors.Engine() as engine:
-        async with engine.scope(capacity=2, queue=NOT_BLOCKED) as scope:
-            commands = [scope.run(["echo", str(number)]) for number in range(8)]
-            done = await asyncio.gather(*commands)
-            assert [d.text for d in done] == [f"{number}\n" for number in range(8)]
+        served: list[str] = []
+        async with engine.scope(capacity=1, queue=NOT_BLOCKED) as scope:
+
+            async def serve(word: str) -> None:
+                served.append((await scope.run(["echo", word])).text)
+
+            await asyncio.gather(*(serve(str(number)) for number in range(8)))
+        assert served == [f"{number}\n" for number in range(8)]
         assert (await engine.info()).counts["waiting"] == 0
 
 

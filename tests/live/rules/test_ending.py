@@ -154,6 +154,25 @@ while True:
         await stalled.aclose()
 
 
+async def test_s37_nothing_blocks_a_resize() -> None:
+    floods = "signal.signal(signal.SIGWINCH, lambda *_: os._exit(6))\n" + FLOOD
+    async with actors.Engine() as engine:
+        child = await engine.spawn(
+            program(floods, tag()), tty=True, retention=OutputPolicy.block(KIB)
+        )
+        stalled = child.events(window=KIB)
+        await anext(stalled)
+        writing = asyncio.ensure_future(child.write(b"a line\n" * 100_000))
+        await arrived(child)
+        assert not writing.done()
+        async with asyncio.timeout(NOT_BLOCKED):
+            await child.resize(50, 100)
+            assert (await writing).state == "ended"
+            assert (await child.wait()).code == 6
+        await stalled.aclose()
+        await child.aclose()
+
+
 async def test_s38_what_a_killed_child_wrote_is_still_drained(
     opened: Opened, tmp_path: Path
 ) -> None:
@@ -186,6 +205,7 @@ async def test_s39_a_status_says_how_and_when_a_child_ended(opened: Opened) -> N
         assert (status.cause, status.ok, status.returncode) == ("exited", True, 0)
         assert 0.09 < status.usage.user + status.usage.sys < 5
         assert MIB < status.usage.max_rss < 200 * MIB
+        assert status.usage.voluntary + status.usage.involuntary > 0
         assert status.started is not None
         assert status.execed is not None
         assert status.ended is not None
@@ -251,10 +271,10 @@ async def test_s39_only_a_death_by_an_asked_interrupt_is_one(opened: Opened) -> 
 
 async def test_s40_leftovers_are_killed_kept_or_reported(opened: Opened) -> None:
     async with opened() as engine:
-        for leftover, left in (("kill", 0), ("keep", 3), ("report", 3)):
+
+        async def leave(leftover: Any, left: int) -> None:
             word = tag()
-            options: Any = {"leftover": leftover}
-            child = await engine.spawn(program(LEAVES_POOL, word), **options)
+            child = await engine.spawn(program(LEAVES_POOL, word), leftover=leftover)
             status = await child.wait(NOT_BLOCKED)
             assert len(status.leftovers) == 3
             if left == 0:
@@ -262,8 +282,11 @@ async def test_s40_leftovers_are_killed_kept_or_reported(opened: Opened) -> None
             else:
                 with pytest.raises(AssertionError):
                     await asyncio.to_thread(gone, word, 0.6)
+                assert len(tagged(word)) == left
             await child.aclose()
             assert not tagged(word)
+
+        await asyncio.gather(leave("kill", 0), leave("keep", 3), leave("report", 3))
 
 
 async def test_s41_a_scope_and_a_list_are_killed_at_once(opened: Opened) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 
 import pytest
 
@@ -115,6 +116,37 @@ async def test_s4_what_ended_is_read_until_it_is_closed_and_its_status_for_ever(
                 await call()
         [answer] = await engine.kill([child.id])
         assert isinstance(answer, actors.SessionNotFound)
+
+
+async def test_s6_the_eight_used_last_are_never_evicted() -> None:
+    async with actors.Engine() as engine, engine.scope(capacity=8) as scope:
+        for _ in range(8):
+            await scope.spawn(["sleep", "100"])
+        with pytest.raises(actors.CapacityExceeded):
+            await scope.spawn(["true"], on_full="evict")
+        assert len(await scope.children()) == 8
+
+
+async def test_s6_writes_polls_resizes_and_signals_are_uses_and_looks_are_none() -> (
+    None
+):
+    async with actors.Engine() as engine, engine.scope(capacity=12) as scope:
+        stream = scope.events()
+        made = [await scope.spawn(["sleep", "100"], tty=True) for _ in range(12)]
+        await made[4].snapshot()
+        await made[4].stats()
+        await made[0].write(b"x")
+        await made[1].poll(wait=0)
+        await made[2].resize(30, 90)
+        await made[3].signal(signal.SIGCONT)
+        await scope.spawn(["sleep", "100"], on_full="evict")
+        assert (await made[4].wait(NOT_BLOCKED)).cause == "evicted"
+        assert [child.id for child in made if child.ended] == [made[4].id]
+        told = []
+        while "exited" not in told:
+            event = await anext(stream)
+            told += [event.kind] if event.id == made[4].id else []
+        assert told == ["starting", "running", "evicted", "exited"]
 
 
 async def test_s7_a_scope_ends_all_its_children_and_says_how_many(

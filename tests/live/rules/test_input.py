@@ -85,6 +85,8 @@ async def test_s34_a_write_cut_by_the_end_says_how_much_went_in(opened: Opened) 
             assert written.state == "ended"
             assert 1000 <= written.accepted < 200_000
             assert (await drained(child))[0] == b"bye"
+            with pytest.raises(actors.StdinUnavailable):
+                await child.write(b"late")
             await child.aclose()
 
 

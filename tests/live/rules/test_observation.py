@@ -67,6 +67,45 @@ asyncio.run(main())
     assert done.stdout == b"works\n\n"
 
 
+IN_A_REPL = {
+    "plain": (
+        ["-iq"],
+        """
+import actors
+engine = actors.blocking.Engine().__enter__()
+child = engine.spawn(["cat"], stdin="pipe")
+print(child.poll("plum", wait=5).text)
+engine.__exit__(None, None, None)
+""",
+    ),
+    "with a loop, like a notebook": (
+        ["-m", "asyncio"],
+        """
+import actors
+engine = await actors.Engine().__aenter__()
+child = await engine.spawn(["cat"], stdin="pipe")
+print((await child.poll("plum", wait=5)).text)
+await engine.__aexit__(None, None, None)
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "typed"), IN_A_REPL.values(), ids=IN_A_REPL)
+def test_s55_an_engine_works_line_by_line_in_a_repl(
+    words: list[str], typed: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, *words],
+        input=typed.encode(),
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": ROOT},
+        check=True,
+    )
+    assert b"plum\n" in done.stdout, done.stderr
+    assert b"Error" not in done.stderr
+
+
 async def test_s56_a_cancelled_run_leaves_nothing(opened: Opened) -> None:
     word = tag()
     async with opened() as engine:

@@ -471,6 +471,7 @@ async def test_s26_bytes_that_are_no_text_are_counted(opened: Opened) -> None:
         seen = await child.poll()
         assert (seen.text, seen.undecodable) == ("a\ufffdb\ufffd", 2)
         assert seen.stdout == b"a\xffb\xc3"
+        assert seen.chunk_id != (await child.poll()).chunk_id
         await child.aclose()
 
 

@@ -2,8 +2,11 @@
 
 import ast
 import asyncio
+import errno
 import os
 import resource
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +102,21 @@ async def test_s10_what_no_system_could_start_is_refused_by_name(
             assert refused.value.field == field
         assert await engine.children() == []
         assert (await engine.run(["true"])).returncode == 0
+
+
+async def test_s11_a_program_that_is_still_being_written_is_tried_for_a_moment(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "program"
+    shutil.copy("/bin/true", program)
+    async with actors.Engine() as engine:
+        with program.open("r+b"):
+            began = time.monotonic()
+            with pytest.raises(actors.SpawnFailed) as failed:
+                await engine.run([program])
+            assert failed.value.errno == errno.ETXTBSY
+            assert time.monotonic() - began >= 0.2
+        assert (await engine.run([program])).returncode == 0
 
 
 async def test_s12_a_program_may_read_instead_of_a_person(opened: Opened) -> None:
@@ -234,6 +252,9 @@ async def test_s17_limits_hold_for_the_child_alone(opened: Opened) -> None:
     }
     asked = {name: 100 + number for number, name in enumerate(names)}
     asked["address_space"] = 1 << 30
+    held = {
+        n: (most, most + (n == "cpu")) for n, most in asked.items()
+    }  # first SIGXCPU
     tells = f"""
 import resource
 write(repr([resource.getrlimit(n) for n in {list(names.values())}]).encode())
@@ -242,7 +263,7 @@ write(repr([resource.getrlimit(n) for n in {list(names.values())}]).encode())
     async with opened() as engine:
         limits = actors.Limits(**asked, nice=7)
         told = await engine.run(program(tells, tag()), limits=limits)
-        assert ast.literal_eval(told.text) == [(n, n) for n in asked.values()]
+        assert ast.literal_eval(told.text) == list(held.values())
         told = await engine.run(program(tells, tag()))
         assert ast.literal_eval(told.text) == before
         assert (await engine.run(["nice"], limits=actors.Limits(nice=7))).text == "7\n"
