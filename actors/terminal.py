@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from actors import process
+from actors import posix_spawn, process
 from actors.discipline import Discipline
 from actors.launch import Launch
 from actors.settings import TtySize
@@ -35,8 +35,6 @@ IN_FLIGHT: Final = 16 * 1024
 """Bytes that a terminal holds at most on their way to us: 4 KiB to read, 8 behind."""
 TIOCSIG: Final = 0x40045436
 """Signal the foreground group, which the kernel knows by itself: no number is used."""
-_RESTORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
-"""What Python ignores, and a child must not."""
 
 
 class Terminal(process.Process):
@@ -176,7 +174,7 @@ def _take_terminal() -> None:
 
 def _spawn(launch: Launch, slave: int) -> int:
     try:
-        path = os.ttyname(slave)
+        path = os.fsencode(os.ttyname(slave))
     except OSError as error:  # /dev/pts is not the one that the terminal belongs to
         raise SpawnFailed(error.errno or 0, "pty") from error
     program = launch.executable or launch.argv[0]
@@ -189,7 +187,7 @@ def _spawn(launch: Launch, slave: int) -> int:
             raise SpawnFailed(code, step, process.text(program)) from error
 
 
-def _spawn_first(launch: Launch, program: bytes, terminal: str) -> int:
+def _spawn_first(launch: Launch, program: bytes, terminal: bytes) -> int:
     """Start the first candidate that can be started.
 
     Raises:
@@ -201,7 +199,7 @@ def _spawn_first(launch: Launch, program: bytes, terminal: str) -> int:
     for candidate in process.candidates(program, env):
         try:
             os.stat(candidate)  # a look costs 2 us, a failing start 150
-            return _spawn_one(candidate, launch, env, terminal)
+            return posix_spawn.spawn(candidate, launch.argv, env, terminal)
         except (FileNotFoundError, NotADirectoryError) as error:
             missing = error
         except OSError as error:
@@ -209,23 +207,6 @@ def _spawn_first(launch: Launch, program: bytes, terminal: str) -> int:
     failure = told or missing
     assert failure is not None  # there is a candidate at least
     raise failure
-
-
-def _spawn_one(
-    path: bytes, launch: Launch, env: dict[bytes, bytes], terminal: str
-) -> int:
-    return os.posix_spawn(
-        path,
-        launch.argv,
-        env,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0),
-            (os.POSIX_SPAWN_DUP2, 0, 1),
-            (os.POSIX_SPAWN_DUP2, 0, 2),
-        ],
-        setsid=True,
-        setsigdef=_RESTORED,
-    )
 
 
 @contextmanager
