@@ -363,3 +363,17 @@ async def arrived(child: Child) -> None:
     for _ in range(5):
         await asyncio.sleep(0)  # tasks that were made just now ask first
     await child.snapshot()
+
+
+def terminals_of(engine: Engine) -> int:
+    """Return how many descriptors of the engine's processes are terminals."""
+    pids = [pid for kind in engine_processes(engine).values() for pid in kind]
+    found = 0
+    for pid in pids:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                name = os.readlink(f"/proc/{pid}/fd/{fd}")
+            except FileNotFoundError:
+                continue
+            found += name.startswith(("/dev/pts/", "/dev/ptmx"))
+    return found

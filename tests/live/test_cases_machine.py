@@ -56,6 +56,14 @@ async def talk(child):
         output, last = await drained(child)
     assert output == b"".join(b"E:%d\\n" % n for n in range(100)) + b"total 100\\n"
     assert last.exit_code == 0
+async def talk_on_a_terminal(scope):
+    child = await scope.spawn(program(ECHOES_LINES, word), tty=True)
+    for n in range(100):
+        await child.write(b"%d\\n" % n)
+        await child.expect("E:%d\\r\\n" % n, timeout=15)
+    await child.close_stdin()
+    await child.expect("total 100\\r\\n", timeout=15)
+    assert (await child.wait()).code == 0
 async def main():
     async with actors.Engine(endpoint) as engine, engine.scope() as scope:
         children = await asyncio.gather(*(begin(scope) for _ in range(int(count))))
@@ -64,6 +72,7 @@ async def main():
         os.write(1, b"%d\\n" % children[0].pid)
         sys.stdin.readline()
         await asyncio.gather(*map(talk, children))
+        await talk_on_a_terminal(scope)
     os.write(1, b"all\\n")
 asyncio.run(main())
 """

@@ -19,6 +19,7 @@ from tests.live.children import (
     engine_processes,
     program,
     repeated,
+    terminals_of,
     until,
 )
 
@@ -255,20 +256,6 @@ def job_of(child: Child) -> int | None:
 
 
 # -- B69: finished sessions give their terminals back --------------------------
-
-
-def terminals_of(engine: Engine) -> int:
-    """Return how many descriptors of the engine's processes are terminals."""
-    pids = [pid for kind in engine_processes(engine).values() for pid in kind]
-    found = 0
-    for pid in pids:
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                name = os.readlink(f"/proc/{pid}/fd/{fd}")
-            except FileNotFoundError:
-                continue
-            found += name.startswith(("/dev/pts/", "/dev/ptmx"))
-    return found
 
 
 @repeated(4, 100)

@@ -26,7 +26,7 @@ from actors.ambient import Surroundings
 from actors.launch import Launch
 from actors.settings import Settings
 from tests.helpers import NOT_BLOCKED, alive, eventually, tag
-from tests.live.children import arrived, drained, program, repeated, until
+from tests.live.children import arrived, drained, program, repeated, terminals_of, until
 
 pytestmark = pytest.mark.live
 
@@ -163,7 +163,6 @@ async def test_s11_a_start_fails_on_a_terminal_as_it_does_on_pipes(
         "plain": {"cwd": tmp_path / "none"},
         "/bin/true": {"cwd": second / "plain"},
     }
-    before = terminals()
     async with actors.Engine() as engine:
         for name, options in cases.items():
             told = []
@@ -180,7 +179,7 @@ async def test_s11_a_start_fails_on_a_terminal_as_it_does_on_pipes(
             with pytest.raises(actors.SpawnFailed, match="too long") as large:
                 await engine.run(["/bin/true", "x" * 200_000], tty=tty)
             assert large.value.errno == errno.E2BIG
-        assert terminals() == before
+        assert terminals_of(engine) == 0
 
 
 @pytest.fixture
@@ -570,13 +569,12 @@ async def test_s39_a_child_that_dies_of_interrupt_was_interrupted() -> None:
 
 
 async def test_dropping_a_terminal_ends_its_tree_and_hangs_it_up() -> None:
-    before = terminals()
     async with actors.Engine() as engine:
         child = await engine.spawn(program("forked(rest); rest()", tag()), tty=True)
         name = os.readlink(f"/proc/{child.pid}/fd/0")
         assert stat.S_ISCHR(os.stat(name).st_mode)
         await child.aclose()
-        await asyncio.to_thread(eventually, lambda: terminals() == before)
+        await asyncio.to_thread(eventually, lambda: terminals_of(engine) == 0)
 
 
 @pytest.mark.soak
