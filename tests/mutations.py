@@ -2,7 +2,7 @@
 
 Each mutation replaces one piece of text in a copy of the tree, and runs the test of the
 rule there; the copy is whole before and after. Ends with 1 if a mutant survives. A
-minute or two; not part of the test run.
+few minutes; not part of the test run.
 """
 
 import os
