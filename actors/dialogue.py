@@ -44,7 +44,8 @@ class Dialogue:
         raw, flags = prepared(pattern)
         checks.optional(checks.seconds)("timeout", timeout)
         self._check_stream(stream)
-        async with self._my_turn(timeout) as left:
+        awaited = _pattern(pattern)
+        async with self._my_turn(timeout, awaited) as left:
             body = {
                 "stream": stream,
                 "offset": self._cursor[stream],
@@ -52,7 +53,7 @@ class Dialogue:
                 "flags": flags,
                 "wait": left,
             }
-            reply = await self._ask(Kind.EXPECT, body, timeout)
+            reply = await self._ask(Kind.EXPECT, body, timeout, awaited)
             before, matched, groups = unpack(reply.payload or b"")
             offset = reply.body["offset"]
             self._previous[stream] = self._cursor[stream]
@@ -83,29 +84,37 @@ class Dialogue:
         raw, flags = (None, 0) if pattern is None else prepared(pattern)
         if pattern is not None:
             self._check_stream(stream)
+        path = None if file is None else _path(file)
         body = {
             "port": port,
-            "file": None if file is None else _path(file),
+            "file": path,
             "pattern": raw,
             "flags": flags,
             "stream": stream,
             "wait": timeout,
         }
-        await self._ask(Kind.READY, body, timeout)
+        awaited = _pattern(pattern)
+        if port is not None:
+            awaited = f"port {port}"
+        elif path is not None:
+            awaited = f"file {os.fsdecode(path)!r}"
+        await self._ask(Kind.READY, body, timeout, awaited)
 
     def _check_stream(self, stream: str) -> None:
         if stream not in self._record.streams:
             raise errors.InvalidRequest("stream", f"{stream!r} is not piped here")
 
     @asynccontextmanager
-    async def _my_turn(self, timeout: float | None) -> AsyncIterator[float | None]:
+    async def _my_turn(
+        self, timeout: float | None, awaited: str
+    ) -> AsyncIterator[float | None]:
         """Wait for the requests before this one; give what is left of its time."""
         started = self._link.loop.time()
         try:
             async with asyncio.timeout(timeout):
                 await self._turn.acquire()
         except TimeoutError:
-            raise self._timed_out(timeout) from None
+            raise self._timed_out(timeout, awaited) from None
         try:
             past = self._link.loop.time() - started
             yield None if timeout is None else max(0.0, timeout - past)
@@ -113,7 +122,7 @@ class Dialogue:
             self._turn.release()
 
     async def _ask(
-        self, kind: Kind, body: dict[str, Any], timeout: float | None
+        self, kind: Kind, body: dict[str, Any], timeout: float | None, awaited: str
     ) -> Message:
         """Return the good answer; whoever does not wait for it takes the request back.
 
@@ -127,27 +136,37 @@ class Dialogue:
             async with asyncio.timeout(None if wait is None else wait + LATE):
                 reply = await asked
         except TimeoutError:
-            raise self._timed_out(timeout) from None
+            raise self._timed_out(timeout, awaited) from None
         finally:
             if not asked.done() or asked.cancelled():
                 self._link.take_back(session, number)
         if reply.body["outcome"] in ("timed-out", "ended"):
-            self._fail(reply, timeout)
+            self._fail(reply, timeout, awaited)
         return reply
 
-    def _fail(self, reply: Message, timeout: float | None) -> NoReturn:
+    def _fail(self, reply: Message, timeout: float | None, awaited: str) -> NoReturn:
         stdout, stderr = unpack(reply.payload or b"")
         if reply.body["outcome"] == "timed-out":
-            raise self._timed_out(timeout, stdout, stderr)
+            raise self._timed_out(timeout, awaited, stdout, stderr)
         wire = reply.body["status"]
         status = None if wire is None else ExitStatus.from_wire(wire)
-        raise errors.OutputEnded(status, stdout, stderr)
+        raise errors.OutputEnded(status, stdout, stderr, awaited)
 
     def _timed_out(
-        self, timeout: float | None, stdout: bytes = b"", stderr: bytes = b""
+        self,
+        timeout: float | None,
+        awaited: str,
+        stdout: bytes = b"",
+        stderr: bytes = b"",
     ) -> errors.TimedOut:
         seconds = inf if timeout is None else timeout
-        return errors.TimedOut(list(self._record.argv), seconds, stdout, stderr)
+        argv = list(self._record.argv)
+        return errors.TimedOut(argv, seconds, stdout, stderr, awaited)
+
+
+def _pattern(pattern: object) -> str:
+    """Return the words for a pattern, as its caller wrote it."""
+    return f"pattern {getattr(pattern, 'pattern', pattern)!r}"
 
 
 def _path(file: object) -> bytes:

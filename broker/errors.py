@@ -60,6 +60,9 @@ __all__ = [
     "encode",
 ]
 
+SHOWN = 100
+"""Bytes of each stream's output that a message shows at most."""
+
 Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Command = Word | Sequence[Word]
 
@@ -204,23 +207,48 @@ class OutputEnded(_WithOutput):
     """The output ended before what was waited for.
 
     `status` is how the child ended, None while it has not; `stdout` and `stderr` are
-    the last lines of output.
+    the last lines of output. `awaited` says what was waited for; with it the message
+    shows the ends of the output, too.
     """
 
     code = "output-ended"
-    fields = ("status", "stdout", "stderr")
-    local_fields = ("status", "stdout", "stderr")
+    fields = ("status", "stdout", "stderr", "awaited")
+    local_fields = ("status", "stdout", "stderr", "awaited")
 
     # An exit status; its class belongs to the floors above.
     status: Any
 
     def __init__(
-        self, status: object = None, stdout: bytes = b"", stderr: bytes = b""
+        self,
+        status: Any = None,
+        stdout: bytes = b"",
+        stderr: bytes = b"",
+        awaited: str = "",
     ) -> None:
-        super().__init__()
+        end, last = _how_it_ended(status), _last_output(stdout, stderr)
+        what = f"the output ended before {awaited}: {end}; {last}"
+        super().__init__(what if awaited else "")
         self.status = status
         self.stdout = stdout
         self.stderr = stderr
+        self.awaited = awaited
+
+
+def _how_it_ended(status: Any) -> str:
+    if status is None:
+        return "the child has not ended"
+    if status.signal is not None:
+        return f"the child died of signal {status.signal} ({status.cause})"
+    if status.code is None:
+        return f"nobody knows how the child ended ({status.cause})"
+    return f"the child exited with code {status.code}"
+
+
+def _last_output(stdout: bytes | None, stderr: bytes | None) -> str:
+    """Return the ends of output as words for a message."""
+    streams = (("stdout", stdout), ("stderr", stderr))
+    ends = [f"{name} ends with {text[-SHOWN:]!r}" for name, text in streams if text]
+    return ", ".join(ends) or "there was no output"
 
 
 class CommandFailed(EngineError, subprocess.CalledProcessError):
@@ -246,11 +274,15 @@ class CommandFailed(EngineError, subprocess.CalledProcessError):
 
 
 class TimedOut(EngineError, subprocess.TimeoutExpired, TimeoutError):
-    """It did not happen within `timeout` seconds."""
+    """It did not happen within `timeout` seconds.
+
+    `awaited` says what a wait for output or readiness was for; with it the message
+    shows the ends of the output, too. It is empty after other waits.
+    """
 
     code = "timed-out"
-    fields = ("cmd", "timeout", "output", "stderr")
-    local_fields = ("output", "stderr")
+    fields = ("cmd", "timeout", "output", "stderr", "awaited")
+    local_fields = ("output", "stderr", "awaited")
     number_fields = ("timeout",)
 
     def __init__(
@@ -259,12 +291,18 @@ class TimedOut(EngineError, subprocess.TimeoutExpired, TimeoutError):
         timeout: float,
         output: bytes | None = None,
         stderr: bytes | None = None,
+        awaited: str = "",
     ) -> None:
         subprocess.TimeoutExpired.__init__(self, cmd, timeout, output, stderr)
+        self.awaited = awaited
         self.message = str(self)
 
     def __str__(self) -> str:
-        return f"{self.cmd!r} timed out after {self.timeout} seconds"
+        what = f"{self.cmd!r} timed out after {self.timeout} seconds"
+        if not self.awaited:
+            return what
+        last = _last_output(self.stdout, self.stderr)
+        return f"{what} of waiting for {self.awaited}; {last}"
 
 
 class CapacityExceeded(EngineError):

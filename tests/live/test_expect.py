@@ -84,7 +84,7 @@ async def test_a_timeout_carries_the_last_output_and_consumes_nothing() -> None:
     async with actors.Engine() as engine, await talker(engine) as child:
         await child.write("one\n")
         await child.expect("<", timeout=NOT_BLOCKED)
-        with pytest.raises(actors.TimedOut) as caught:
+        with pytest.raises(actors.TimedOut, match="pattern 'two'; .*<one>") as caught:
             await child.expect("two", timeout=SOON)
         assert (caught.value.stdout, caught.value.timeout) == (b"<one>", SOON)
         assert child.returncode is None
@@ -128,13 +128,14 @@ async def test_several_expects_take_turns_and_keep_their_times() -> None:
 async def test_the_childs_end_is_told_with_its_status_and_last_words() -> None:
     async with actors.Engine() as engine, await talker(engine) as child:
         await child.write("one\nbye\n")
-        with pytest.raises(actors.OutputEnded) as caught:
+        told = r"pattern 'two': the child exited with code 3; stdout ends with b'<one>'"
+        with pytest.raises(actors.OutputEnded, match=told) as caught:
             await child.expect("two", timeout=NOT_BLOCKED)
         assert caught.value.stdout == b"<one>"
         assert caught.value.status is not None
         assert caught.value.status.code == 3
         assert (await child.expect("one", timeout=0)).offset == 1
-        with pytest.raises(actors.OutputEnded):
+        with pytest.raises(actors.OutputEnded, match="before file '/no/such': "):
             await child.ready(file="/no/such", timeout=NOT_BLOCKED)
 
 
@@ -251,7 +252,7 @@ async def test_a_port_is_ready_once_the_tree_listens(family: str) -> None:
             program(LISTENS, tag(), family, str(port)), stdin="pipe"
         )
         await child.expect("bound", timeout=NOT_BLOCKED)
-        with pytest.raises(actors.TimedOut) as caught:
+        with pytest.raises(actors.TimedOut, match=f"port {port}; .*bound") as caught:
             await child.ready(port=port, timeout=SOON)
         assert caught.value.stdout == b"bound\n"
         waiting = asyncio.ensure_future(child.ready(port=port, timeout=NOT_BLOCKED))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from actors.events import ExitStatus
 from broker import errors, wire
 from broker.errors import (
     CLASSES,
@@ -191,6 +192,38 @@ def test_the_output_so_far_is_there_under_both_names() -> None:
     assert (error.stdout, error.output, error.stderr) == (b"out", b"out", b"err")
     late = TimedOut(["x"], 1.0, b"out", b"err")
     assert (late.stdout, late.stderr) == (b"out", b"err")
+
+
+def test_a_wait_in_vain_tells_for_what_and_the_last_output() -> None:
+    late = TimedOut(["x"], 0.5, b"a" * 500 + b"last", b"oops", "pattern '>>> '")
+    assert str(late) == (
+        "['x'] timed out after 0.5 seconds of waiting for pattern '>>> '; "
+        f"stdout ends with b'{'a' * 96}last', stderr ends with b'oops'"
+    )
+    assert str(TimedOut("x", 1, awaited="port 80")).endswith("there was no output")
+    again = pickle.loads(pickle.dumps(late))
+    assert (repr(again), str(again)) == (repr(late), str(late))
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (None, "the child has not ended"),
+        (ExitStatus(3), "the child exited with code 3"),
+        (ExitStatus(None, 9, cause="limit"), "the child died of signal 9 (limit)"),
+        (
+            ExitStatus(None, cause="worker-lost"),
+            "nobody knows how the child ended (worker-lost)",
+        ),
+    ],
+)
+def test_an_output_that_ended_early_tells_how(status: Any, words: str) -> None:
+    error = OutputEnded(status, b"Bye", awaited="port 80")
+    assert str(error) == (
+        f"the output ended before port 80: {words}; stdout ends with b'Bye'"
+    )
+    again = pickle.loads(pickle.dumps(error))
+    assert (repr(again), str(again)) == (repr(error), str(error))
 
 
 def test_a_failed_start_names_the_thing_and_the_reason() -> None:
