@@ -387,6 +387,48 @@ async def test_a_screen_shows_what_a_child_drew() -> None:
     assert screen.lines == ("", "  shown", "")
 
 
+ASKS_TWICE = (
+    QUIET
+    + """
+for text in b"first?", b"second?":
+    write(b"\\x1b[?4m\\x1b[2J\\x1b[2;3H" + text)
+    os.read(0, 9)
+os._exit(3)
+"""
+)
+
+
+async def test_a_screen_is_followed_until_it_shows_a_text_and_then_on() -> None:
+    screen = Screen(TtySize(3, 10))
+    async with actors.Engine() as engine:
+        child = await engine.spawn(program(ASKS_TWICE, tag()), tty=screen.size)
+        async with child:
+            await screen.follow(child, until="first?", timeout=NOT_BLOCKED)
+            await screen.follow(child, until="first?", timeout=0)
+            with pytest.raises(actors.TimedOut, match="'second' on the") as late:
+                await screen.follow(child, until="second", timeout=0.05)
+            assert late.value.stdout == b"\n  first?"
+            await child.write("\n")
+            await screen.follow(child, until="second?", timeout=NOT_BLOCKED)
+            assert screen.text == "\n  second?"
+            await child.write("\n")
+            with pytest.raises(actors.OutputEnded, match=r"with code 3; .*second\?'"):
+                await screen.follow(child, until="third", timeout=NOT_BLOCKED)
+            await screen.follow(child)
+            with pytest.raises(actors.InvalidRequest, match="until"):
+                await screen.follow(child, until=b"third")  # type: ignore[arg-type]
+
+
+async def test_a_screen_begins_anew_with_another_child() -> None:
+    screen = Screen(TtySize(3, 20))
+    async with actors.Engine() as engine:
+        for text in ("some words", "x"):
+            child = await engine.spawn(["printf", text], tty=screen.size)
+            async with child:
+                await screen.follow(child, until=text, timeout=NOT_BLOCKED)
+    assert screen.text == "some wordsx"
+
+
 # -- input ---------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from hypothesis import example, given, settings, strategies as st
 
 from actors import Chunk, Closed, Gap, Screen, TtySize
 
@@ -49,5 +50,42 @@ def test_a_screen_changes_its_size_with_the_terminal() -> None:
 
 def test_without_pyte_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyte", None)
-    with pytest.raises(ModuleNotFoundError, match=r"install creche\[screen\]"):
+    with pytest.raises(ModuleNotFoundError, match="the extra `screen`"):
         Screen()
+
+
+PARTS = [
+    b"\x1b[?6h",
+    *(bytes([byte]) for byte in b"\x1b?;1390mHJKrhlALPnc@XdaefgGE'`(#M78x\n\r\b\t\x0e"),
+    *(b"\x1b[", b"\x9b", b"\x1b]", b"\x07", "ä".encode(), "中".encode()),
+]
+"""Whatever means something to a terminal, and some that means nothing."""
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PARTS), max_size=40).map(b"".join))
+@example(b"\x1b[?4m")
+@example(b"\x1b[;A")
+@example(b"\x1b[3K")
+@example(b"\x1b[9J")
+@example(b"\x1b[?6h\x1b[3d")
+@example("中\rx".encode())
+def test_no_output_is_too_strange_to_be_shown(data: bytes) -> None:
+    screen = Screen(TtySize(5, 20))
+    screen.feed(data + b"\x18\x1b\\\x0f\x1b[H\x1b[?6l\x1b[Jwell")
+    assert len(screen.lines) == 5
+    assert "well" in screen.text
+
+
+def test_what_is_not_understood_draws_nothing() -> None:
+    screen = Screen(TtySize(2, 10))
+    screen.feed(b"one\x1b[3K\x1b[?3A\x1b[?4m\x1b[>4;2m\r\n\x1b[1;7Atwo")
+    assert screen.lines == ("two", "")
+
+
+def test_half_of_a_wide_character_is_no_trouble() -> None:
+    screen = Screen(TtySize(2, 10))
+    screen.feed("中国\r\nx中\rx".encode())
+    assert screen.lines == ("中国", "x中")
+    screen.feed(b"\ry\x1b[1;1Hz")
+    assert screen.lines == ("z国", "y中")
