@@ -93,10 +93,11 @@ class Stdin:
         self.pour(now)
 
     def _why_not(self) -> str:
-        if self._progress.status is not None:
-            return "the child has ended"
+        # The caller's mistake first, which the child's end must not hide.
         if self._launch.stdin == "null" and self._launch.tty is None:
             return "stdin is null: spawn with stdin='pipe' to write"
+        if self._progress.status is not None:
+            return "the child has ended"
         return "stdin is closed"
 
     def pour(self, now: float) -> None:

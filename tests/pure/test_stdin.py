@@ -150,6 +150,7 @@ def test_writers_of_a_broken_pipe_hear_a_moment_later_how_it_is(state: str) -> N
         (LAUNCH, ExitStatus(0), "has ended"),
         (LAUNCH, None, "is closed"),
         (replace(LAUNCH, stdin="null"), None, "is null"),
+        (replace(LAUNCH, stdin="null"), ExitStatus(0), "is null"),
         (replace(LAUNCH, stdin="null", tty=TtySize()), None, "is closed"),
     ],
 )
