@@ -190,7 +190,7 @@ class Spec:
 
     def _check_terminal(self) -> None:
         if not isinstance(self.tty, TtySize):
-            checks.flag("tty", self.tty)
+            _flag_or_size("tty", self.tty)
         if self.tty is False:
             return
         if self.stdout != "pipe" or self.stderr != "pipe":
@@ -352,9 +352,23 @@ def _mapping(name: str, value: object) -> Mapping[Any, Any]:
     return value
 
 
+def _flag_or_size(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequest(name, "must be True, False or TtySize")
+
+
+def _variable(name: str, key: bytes, value: object) -> bytes:
+    try:
+        return _native(name, value)
+    except InvalidRequest as wrong:
+        # Its name helps to find it; its value may be a secret.
+        which = key.decode("utf-8", "backslashreplace")
+        raise InvalidRequest(name, f"variable {which} {wrong.message}") from None
+
+
 def _environment(name: str, value: object) -> dict[bytes, bytes]:
-    items = _mapping(name, value).items()
-    env = {_native(name, key): _native(name, text) for key, text in items}
+    named = ((_native(name, key), text) for key, text in _mapping(name, value).items())
+    env = {key: _variable(name, key, text) for key, text in named}
     checks.variable_names(name, env)
     return env
 
@@ -362,9 +376,9 @@ def _environment(name: str, value: object) -> dict[bytes, bytes]:
 def _overlay(name: str, value: object) -> dict[bytes, bytes | None]:
     if value is None:
         return {}
+    named = ((_native(name, key), text) for key, text in _mapping(name, value).items())
     overlay = {
-        _native(name, key): None if text is None else _native(name, text)
-        for key, text in _mapping(name, value).items()
+        key: None if text is None else _variable(name, key, text) for key, text in named
     }
     checks.variable_names(name, overlay)
     return overlay

@@ -278,6 +278,21 @@ def test_arg0_replaces_the_name_and_not_the_program() -> None:
     refused("arg0", lambda: Spec(["sh"], arg0="a\0"))
 
 
+def test_a_variable_that_is_wrong_is_named_without_its_value() -> None:
+    for name in ("env", "extra_env"):
+        for value, why in ((7142, "must be text"), ("7142\0", "must not hold a NUL")):
+            asked: dict[str, Any] = {name: {"GOOD": "1", "PIN": value}}
+            error = refused(name, lambda asked=asked: Spec(["x"], **asked))
+            assert error.message.startswith(f"variable PIN {why}")
+            assert "7142" not in repr(error)
+
+
+def test_a_terminal_of_a_wrong_kind_is_told_the_right_ones() -> None:
+    wrong: Any = (24, 80)
+    error = refused("tty", lambda: Spec(["x"], tty=wrong))
+    assert error.message == "must be True, False or TtySize"
+
+
 def test_a_refusal_never_repeats_the_value() -> None:
     error = refused("env", lambda: Spec(["x"], env={"TOKEN": "s3cr3t\ud800"}))
     assert "s3cr3t" not in str(error)
