@@ -307,9 +307,12 @@ def _owner_key(given: object) -> bytes:
         try:
             given = bytes.fromhex(given)
         except ValueError:
-            raise errors.InvalidRequest("owner_key", "is not hexadecimal") from None
-    if not isinstance(given, bytes) or not 0 < len(given) <= 64:
-        raise errors.InvalidRequest("owner_key", "is 1 to 64 bytes, or hexadecimal")
+            given = None
+    if not isinstance(given, bytes):
+        why = "must be bytes, or text of hexadecimal digits"
+        raise errors.InvalidRequest("owner_key", why)
+    if not 0 < len(given) <= 64:
+        raise errors.InvalidRequest("owner_key", "must be 1 to 64 bytes")
     return given
 
 

@@ -131,6 +131,22 @@ def test_a_client_refuses_tcp_without_keys() -> None:
     assert refused.value.field == "keys"
 
 
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("other", "must be bytes, or text of hexadecimal digits"),
+        (5, "must be bytes, or text of hexadecimal digits"),
+        ("", "must be 1 to 64 bytes"),
+        (b"x" * 65, "must be 1 to 64 bytes"),
+    ],
+)
+def test_an_owner_key_that_is_none_is_refused_with_what_would_be(
+    key: Any, why: str
+) -> None:
+    with pytest.raises(actors.InvalidRequest, match=f"owner_key: {why}"):
+        actors.Engine(owner_key=key)
+
+
 @pytest.mark.parametrize("settings", [{}, 3, False])
 def test_an_engine_refuses_what_is_not_settings(settings: Any) -> None:
     with pytest.raises(actors.InvalidRequest, match="settings: must be Settings"):
