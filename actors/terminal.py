@@ -93,7 +93,10 @@ class Terminal(process.Process):
         if not discipline.eof:
             why = "has no end-of-file character"
             if not discipline.canonical:
-                why = "is in raw mode, where nothing that is typed ends the input"
+                why = (
+                    "the terminal is in raw mode, where no key ends the input for "
+                    "certain: write what this program takes as its end, such as '\\x04'"
+                )
             raise InvalidRequest("tty", why)
         # The first one only completes a line that is pending.
         return discipline.eof * (2 if self._entered_line else 1)

@@ -146,7 +146,9 @@ async def test_b26_closing_the_input_of_a_raw_terminal_types_nothing() -> None:
         async with child:
             await child.write(b"ab")
             await until(child, b"got 6162\n")
-            with pytest.raises(actors.InvalidRequest, match="raw mode") as refused:
+            with pytest.raises(
+                actors.InvalidRequest, match=r"such as '\\x04'"
+            ) as refused:
                 await child.close_stdin()
             assert refused.value.field == "tty"
             await child.write(b"q")
