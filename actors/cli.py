@@ -149,11 +149,23 @@ def _code_of_failure(error: "EngineError") -> int:
 
 
 @main.command()
-@click.option("--endpoint", metavar="ipc://PATH", help="Listen there.")
+@click.option(
+    "--endpoint",
+    metavar="ipc://PATH",
+    help="Listen there, in a directory that is private: this user's, with mode 0700. It "
+    "is made if it is missing. By default creche/broker.sock in XDG_RUNTIME_DIR; "
+    "without that, /run/creche/broker.sock for root, /tmp/creche-UID/broker.sock else.",
+)
 def serve(endpoint: str | None) -> None:
     """Be a broker for many clients.
 
-    In the foreground, until SIGTERM or SIGINT.
+    In the foreground, until SIGTERM or SIGINT. Once clients can connect, it prints the
+    line
+
+        creche broker ready ipc://PATH
+
+    to stdout. What follows "ready" is what they take as `--endpoint`, `CRECHE_BROKER`
+    or `actors.Engine(endpoint)`.
     """
     from actors import embedded  # noqa: PLC0415 - see the module's docstring
 
