@@ -298,6 +298,8 @@ class Child:
     def interrupt(self) -> bool:
         """Send SIGINT to the foreground group; False when the child has ended.
 
+        On a terminal it drops what was typed ahead: see `actors.Child.interrupt`.
+
         Raises:
             SessionNotFound: the session was closed.
         """

@@ -477,8 +477,10 @@ class Child:
     async def interrupt(self) -> bool:
         """Send SIGINT to the foreground group; False when the child has ended.
 
-        On a terminal that is what ^C does in any mode: a shell's job gets it, not the
-        shell. Elsewhere it is the child's own group.
+        On a terminal that is what ^C does, in any mode: a shell's job gets it, not the
+        shell. What was written and not read yet is dropped, unless the child set NOFLSH
+        or input was closed; a pending write returns what went in. Elsewhere it is the
+        child's own group that gets it, and input stays.
 
         Raises:
             SessionNotFound: the session was closed.

@@ -152,8 +152,8 @@ def _code_of_failure(error: "EngineError") -> int:
 @click.option(
     "--endpoint",
     metavar="ipc://PATH",
-    help="Listen there, in a directory that is private: this user's, with mode 0700. It "
-    "is made if it is missing. By default creche/broker.sock in XDG_RUNTIME_DIR; "
+    help="Listen there, in a directory that is private: this user's, with mode 0700; "
+    "it is made if it is missing. By default creche/broker.sock in XDG_RUNTIME_DIR; "
     "without that, /run/creche/broker.sock for root, /tmp/creche-UID/broker.sock else.",
 )
 def serve(endpoint: str | None) -> None:

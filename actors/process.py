@@ -82,6 +82,10 @@ class Process:
         """
         raise NotATerminal
 
+    def drop_input(self) -> bool:
+        """Drop what was typed and not read, if ^C would; in a pipe it stays."""
+        return False
+
     def interrupt(self) -> bool:
         """Send SIGINT to the child's group; return whether there was one."""
         return tree.send_group(self.pid, signal.SIGINT)

@@ -414,6 +414,7 @@ class Session:
 
     def _send_signal(self, body: Mapping[str, Any]) -> bool:
         if body["interrupt"]:
+            self.stdin.interrupt()
             return self.process.interrupt()
         send = tree.send_group if body["group"] else tree.signal_child
         return send(self.process.pid, body["number"])

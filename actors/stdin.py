@@ -36,6 +36,9 @@ class Pipe(Protocol):
     def check_input(self, data: bytes) -> None:
         """Refuse what would not arrive as it is."""
 
+    def drop_input(self) -> bool:
+        """Drop what is in it and not read, if an interrupt does that; say whether."""
+
     def last_input(self) -> bytes:
         """Return what has to be written so that the child finds the end."""
 
@@ -132,6 +135,18 @@ class Stdin:
                 self._wrote(writer, accepted)
             self._inbox.feed(last)
             self.pour(now)
+
+    def interrupt(self) -> None:
+        """Drop what was typed ahead: nothing of it shall follow an interrupt.
+
+        Once input has ended it stays. With it, its end would be dropped, and a child
+        that survives would wait for ever.
+        """
+        if self._pipe.stdin is None or self._inbox.ending:
+            return
+        if self._pipe.drop_input():
+            for ask, accepted in self._inbox.close():
+                self._wrote(ask, accepted)
 
     def close(self) -> None:
         """Close stdin, and tell every writer what went in; harmless to repeat."""

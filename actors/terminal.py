@@ -35,6 +35,8 @@ IN_FLIGHT: Final = 16 * 1024
 """Bytes that a terminal holds at most on their way to us: 4 KiB to read, 8 behind."""
 TIOCSIG: Final = 0x40045436
 """Signal the foreground group, which the kernel knows by itself: no number is used."""
+LFLAG: Final = 3
+"""Index of the local modes in what `tcgetattr` gives."""
 
 
 class Terminal(process.Process):
@@ -106,6 +108,20 @@ class Terminal(process.Process):
         if self._slave is not None:
             termios.tcsetwinsize(self._slave, (size.rows, size.cols))
             self.size = size
+
+    def drop_input(self) -> bool:
+        """Drop what was typed and not read, unless NOFLSH is set.
+
+        The kernel drops, too, what it has not handed to the line discipline yet, so
+        nothing that was written comes up later.
+        """
+        if self._slave is None:
+            return False
+        if termios.tcgetattr(self._slave)[LFLAG] & termios.NOFLSH:
+            return False
+        termios.tcflush(self._slave, termios.TCIFLUSH)
+        self._queued_line = self._entered_line = 0
+        return True
 
     def interrupt(self) -> bool:
         """Send SIGINT to the foreground group, as ^C does."""

@@ -84,7 +84,7 @@ async def test_a_timeout_carries_the_last_output_and_consumes_nothing() -> None:
     async with actors.Engine() as engine, await talker(engine) as child:
         await child.write("one\n")
         await child.expect("<", timeout=NOT_BLOCKED)
-        with pytest.raises(actors.TimedOut, match="pattern 'two'; .*<one>") as caught:
+        with pytest.raises(actors.TimedOut, match=r"pattern 'two'; .*<one>") as caught:
             await child.expect("two", timeout=SOON)
         assert (caught.value.stdout, caught.value.timeout) == (b"<one>", SOON)
         assert child.returncode is None

@@ -586,6 +586,61 @@ async def test_s36_interrupt_reaches_the_foreground_job_and_not_its_shell(
         await child.aclose()
 
 
+async def test_s36_an_interrupt_drops_what_was_typed_ahead_as_control_c_does() -> None:
+    async with actors.Engine() as engine:
+        bare = ["bash", "--norc", "--noprofile"]
+        child = await engine.spawn(bare, tty=True, extra_env={"TERM": "dumb"})
+        async with child:
+            await child.write("sleep 150\n")
+            await job_runs(child)
+            await child.write("echo R''AN\n")
+            assert await child.interrupt()
+            await child.write("echo do''ne\n")
+            said = await child.expect("done\r", timeout=NOT_BLOCKED)
+            assert b"RAN\r" not in said.before
+
+
+READS_AFTER_INTERRUPT = """
+import termios, tty
+tty.setraw(0)
+modes = termios.tcgetattr(0)
+modes[3] |= termios.NOFLSH if sys.argv[2] == "keep" else 0
+termios.tcsetattr(0, termios.TCSANOW, modes)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+write(b"ready\\n")
+signal.sigwait({signal.SIGINT})
+write(b"interrupted\\n")
+typed = b""
+while not typed.endswith(b"q"):
+    typed += os.read(0, 65536)
+write(b"%d bytes\\n" % len(typed))
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_s36_an_interrupt_drops_queued_input_unless_the_terminal_keeps_it(
+    *, keep: bool
+) -> None:
+    size = 100_000
+    async with actors.Engine() as engine:
+        wants = "keep" if keep else "drop"
+        child = await engine.spawn(
+            program(READS_AFTER_INTERRUPT, tag(), wants), tty=True
+        )
+        async with child:
+            await child.expect("ready", timeout=NOT_BLOCKED)
+            writing = asyncio.ensure_future(child.write(b"x" * size))
+            await arrived(child)
+            assert await child.interrupt()
+            await child.expect("interrupted", timeout=NOT_BLOCKED)
+            written = await writing
+            assert (written.accepted == size) is keep
+            await child.write(b"q")
+            bytes_read = size + 1 if keep else 1
+            await child.expect(f"\n{bytes_read} bytes", timeout=NOT_BLOCKED)
+
+
 async def job_runs(child: Child) -> None:
     """Wait until a job of the shell has the terminal and ran its program."""
 

@@ -29,6 +29,7 @@ class Pipe:
     broken: bool = False
     got: bytes = b""
     last: bytes = b""
+    drops: bool = False
 
     def write(self, data: memoryview) -> int:
         if self.broken:
@@ -44,6 +45,9 @@ class Pipe:
     def check_input(self, data: bytes) -> None:
         if b"!" in data:
             raise errors.InvalidRequest("data", "would be cut")
+
+    def drop_input(self) -> bool:
+        return self.drops
 
     def last_input(self) -> bytes:
         return self.last
@@ -160,3 +164,33 @@ def test_a_write_that_finds_no_stdin_is_told_why(
     world = World(launch, Pipe(stdin=None), Progress(set(), status=status))
     with pytest.raises(errors.StdinUnavailable, match=why):
         world.stdin.write(ONE, b"x", None, 0.0)
+
+
+def test_an_interrupt_drops_what_was_typed_ahead() -> None:
+    world = World(pipe=Pipe(drops=True))
+    world.stdin.write(ONE, b"abcdef", None, 0.0)
+    world.stdin.write(TWO, b"gh", None, 0.0)
+    world.stdin.interrupt()
+    assert world.told == [(ONE, 4, RUNNING), (TWO, 0, RUNNING)]
+    world.pipe.room = 4
+    world.stdin.write(TWO, b"new", 4, 0.0)
+    assert world.pipe.got == b"abcdnew"
+
+
+def test_an_interrupt_leaves_what_a_pipe_holds() -> None:
+    world = World()
+    world.stdin.write(ONE, b"abcdef", None, 0.0)
+    world.stdin.interrupt()
+    assert world.told == []
+    assert world.stdin.wanted() is not None
+
+
+def test_an_interrupt_leaves_input_that_has_an_end() -> None:
+    world = World(pipe=Pipe(drops=True, room=0, last=b"\x04"))
+    world.stdin.end(0.0)
+    world.stdin.interrupt()
+    world.pipe.room = 1
+    world.stdin.pour(0.0)
+    assert (world.pipe.got, world.pipe.stdin) == (b"\x04", None)
+    world.stdin.interrupt()
+    assert world.pipe.stdin is None
