@@ -161,7 +161,7 @@ def tail(log: Log, stream: str, count: int, *, end: int | None = None) -> bytes:
     offset, data = max(0, end - count), b""
     while offset < end:
         missed, offset, more = log.read_stream(stream, offset, end - offset)
-        more = more[: end - offset]
+        more = more[: max(0, end - offset)]  # a hole may reach beyond the end
         data = more if missed else data + more
         offset += len(more)
     return data

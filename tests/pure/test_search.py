@@ -189,6 +189,18 @@ def test_growing_output_is_searched_as_the_whole_is(
 # What was dropped
 
 
+def test_nothing_stands_before_a_match_whose_start_was_dropped_by_now() -> None:
+    made = log(policy="tail", size=7)
+    hunt = looking(made, b"bb")
+    made.append("stdout", b"aab")
+    assert hunt.step() is None
+    made.append("stderr", b"aaaaa")
+    made.append("stdout", b"ba")
+    found = hunt.step()
+    assert found is not None
+    assert (found.offset, found.before) == (2, b"")
+
+
 @small
 @given(
     st.sampled_from(PATTERNS),
