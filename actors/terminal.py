@@ -22,14 +22,14 @@ import os
 import signal
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from actors import posix_spawn, process
 from actors.discipline import Discipline
 from actors.launch import Launch
 from actors.settings import TtySize
-from broker.errors import InvalidRequest, SpawnFailed
+from broker.errors import InvalidRequest, SpawnFailed, StdinUnavailable
 
 IN_FLIGHT: Final = 16 * 1024
 """Bytes that a terminal holds at most on their way to us: 4 KiB to read, 8 behind."""
@@ -73,16 +73,21 @@ class Terminal(process.Process):
 
         Raises:
             InvalidRequest: it has a line that canonical mode would cut.
+            StdinUnavailable: nothing that is typed arrives any more.
         """
-        discipline = self._discipline()
+        try:
+            discipline = self._discipline()
+        except OSError as hangup:
+            raise StdinUnavailable("the child has hung its terminal up") from hangup
         discipline.check(data, self._queued_line)
         self._queued_line = discipline.unfinished(data, self._queued_line)
 
     def write(self, data: memoryview) -> int:
         """Write what fits; 0 when the terminal takes nothing now."""
+        discipline = self._discipline()
         count = super().write(data)
         written = bytes(data[:count])
-        self._entered_line = self._discipline().unfinished(written, self._entered_line)
+        self._entered_line = discipline.unfinished(written, self._entered_line)
         return count
 
     def last_input(self) -> bytes:
@@ -91,7 +96,10 @@ class Terminal(process.Process):
         Raises:
             InvalidRequest: the terminal has no such thing now.
         """
-        discipline = self._discipline()
+        try:
+            discipline = self._discipline()
+        except OSError:  # who reads on a terminal that is hung up finds the end
+            return b""
         if not discipline.eof:
             why = "has no end-of-file character"
             if not discipline.canonical:
@@ -106,7 +114,8 @@ class Terminal(process.Process):
     def resize(self, size: TtySize) -> None:
         """Set the size, of which the kernel tells the child; nothing after its end."""
         if self._slave is not None:
-            termios.tcsetwinsize(self._slave, (size.rows, size.cols))
+            with suppress(termios.error):  # it is hung up: nobody sees its size
+                termios.tcsetwinsize(self._slave, (size.rows, size.cols))
             self.size = size
 
     def drop_input(self) -> bool:
@@ -142,8 +151,16 @@ class Terminal(process.Process):
         super().close()
 
     def _discipline(self) -> Discipline:
+        """Return how input is treated now.
+
+        Raises:
+            OSError: a privileged child has hung the terminal up, by vhangup(2).
+        """
         assert self._slave is not None  # nobody writes after the end
-        return Discipline.of(termios.tcgetattr(self._slave))
+        try:
+            return Discipline.of(termios.tcgetattr(self._slave))
+        except termios.error as hangup:
+            raise OSError(*hangup.args) from hangup
 
 
 def start(launch: Launch, size: TtySize, fds: tuple[int, ...] = ()) -> Terminal:

@@ -18,6 +18,7 @@ from actors import (
     OutputPolicy,
     Screen,
     Spec,
+    StdinUnavailable,
     TtySize,
     process,
     terminal,
@@ -691,3 +692,28 @@ async def test_500_terminals_live_side_by_side_and_end_with_their_engine() -> No
             assert size.rows == n + 1
     pids = [child.pid for child in children]
     eventually(lambda: not any(map(alive, pids)) and terminals() == before, timeout=1.0)
+
+
+HANGS_UP = """
+import ctypes, signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+ctypes.CDLL(None).vhangup()
+signal.pause()
+"""
+
+
+async def typed_for_ever(child: Child) -> None:
+    while True:
+        await child.write("\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="vhangup is a privileged call")
+async def test_a_child_that_hangs_its_terminal_up_is_still_in_hand() -> None:
+    async with Engine() as engine:
+        child = await engine.spawn(program(HANGS_UP), tty=True)
+        with pytest.raises(StdinUnavailable, match="hung"):
+            await typed_for_ever(child)
+        await child.resize(10, 20)
+        await child.close_stdin()
+        assert (await child.snapshot()).state == "running"
+        assert (await child.kill()).survivors == ()
