@@ -261,11 +261,8 @@ class Keeper:
             if message.client == 0:
                 self._batched(message.request, message)
                 return None
-            if asked is Kind.SNAPSHOT and kind is Kind.REPLY:
-                return message._replace(body={"owner_alive": session.client != 0})
-            if asked is Kind.ATTACH and kind is Kind.REPLY:
-                return self._attached(session, message)
-        elif kind is Kind.CLOSED and message.request:
+            return self._completed(session, asked, message)
+        if kind is Kind.CLOSED and message.request:
             reader = Ask(message.client, message.request)
             session.pending.pop(reader, None)
             if reader == session.runs:
@@ -279,13 +276,27 @@ class Keeper:
             return self._ends(session, message)
         return message
 
+    def _completed(self, session: Session, asked: Kind, message: Message) -> Message:
+        """Return a worker's answer with what the broker has to say to it."""
+        if message.kind is not Kind.REPLY:
+            return message
+        if asked is Kind.SPAWN:
+            return _for_owner(session, message)
+        if asked is Kind.SNAPSHOT:
+            return message._replace(body={"owner_alive": session.client != 0})
+        return self._attached(session, message) if asked is Kind.ATTACH else message
+
     def _attached(self, session: Session, message: Message) -> Message:
         """Add what the broker knows; a status in it reports the end to the owner."""
         if session.ended is not None and session.client == message.client:
-            session.reported = self._room = True
-            self.retention.reported(session)
-            self._end_surplus()
+            self._reported(session)
         return message._replace(body={**message.body, "stays": session.stays})
+
+    def _reported(self, session: Session) -> None:
+        """Note that the owner hears now how its child ended."""
+        session.reported = self._room = True
+        self.retention.reported(session)
+        self._end_surplus()
 
     def _ends(self, session: Session, message: Message) -> Message | None:
         """Follow what a worker pushes of its child's end; CLOSED is not passed on."""
@@ -310,7 +321,8 @@ class Keeper:
         waiting = [ask for ask, kind in session.pending.items() if kind is Kind.SPAWN]
         for ask in waiting:
             del session.pending[ask]
-            self._to(ask, message._replace(client=ask.client, request=ask.request))
+            answer = message._replace(client=ask.client, request=ask.request)
+            self._to(ask, _for_owner(session, answer))
         if message.kind is Kind.ERROR:
             failed = errors.decode(message.body["code"], message.body["values"])
             self._announce(session, "failed", failed)
@@ -399,6 +411,16 @@ class Keeper:
     def _refill(self) -> None:
         while len(self.idle) < self.warm:
             self.idle.append(self._fork())
+
+
+def _for_owner(session: Session, answer: Message) -> Message:
+    """Return the answer to a spawn for who asked, who may not be the owner.
+
+    It was robbed meanwhile, or was not the first to ask: nobody tells it of the end.
+    """
+    if answer.kind is Kind.REPLY and answer.client != session.client:
+        return failure(answer, errors.SessionOwned())
+    return answer
 
 
 def failure(message: Message, error: errors.EngineError) -> Message:

@@ -17,6 +17,8 @@ Theory of operation
   ends with its ttl unless a client attaches. ATTACH changes the owner here, before the
   worker tells the new one what it has to know; a robbed owner is told, and what it
   waits for is answered.
+* A spawn that is asked again is answered to its owner alone; one without an owner gets
+  whoever asks for it as that. So who has the answer will be told of the end.
 * Only the owner releases: whoever was robbed and does not know yet ends nothing.
 * KILL_MANY is one KILL for each session, asked by the broker itself (client 0); a
   `Batch` collects the receipts and answers once.
@@ -398,11 +400,26 @@ class Router(Keeper):
                 "was used by a spawn that failed, was cancelled or is over",
             )
             self._refuse(client, message, fault)
-        elif session.answer is None:
-            session.pending[Ask(client.id, message.request)] = Kind.SPAWN
+        elif session.client not in (0, client.id):
+            self._refuse(client, message, errors.SessionOwned())
         else:
-            again = session.answer._replace(client=client.id, request=message.request)
-            self._answer(client, again)
+            self._owns(client, session)
+            if session.answer is None:
+                session.pending[Ask(client.id, message.request)] = Kind.SPAWN
+            else:
+                self._answer_again(client, message, session, session.answer)
+
+    def _answer_again(
+        self, client: Client, spawn: Message, session: Session, answer: Message
+    ) -> None:
+        """Answer a spawn that was before, and tell of an end that is over as well."""
+        again = answer._replace(client=client.id, request=spawn.request)
+        self._answer(client, again)
+        if session.status is not None:
+            self._reported(session)
+            body = {"status": session.status}
+            told = again._replace(kind=Kind.EXITED, request=0, body=body)
+            self._out.append(ToClient(client.peer, told))
 
     # -- those who watch --------------------------------------------------------
 
@@ -553,10 +570,13 @@ class Router(Keeper):
             return
         if session.client:
             self._rob(session)
+        self._owns(client, session)
+        self._pass_on(session, message, ask)
+
+    def _owns(self, client: Client, session: Session) -> None:
         self.ttls.pop(session.id, None)
         session.guests.discard(client.id)
         session.client = client.id
-        self._pass_on(session, message, ask)
 
     def _rob(self, session: Session) -> None:
         """Tell an owner that it is none any more, and let go of what it reads."""

@@ -816,6 +816,41 @@ def test_a_spawn_whose_client_is_gone_is_answered_to_the_next_one() -> None:
     assert world.state(session) is State.RUNNING
 
 
+def test_s16_whoever_gets_the_answer_to_a_spawn_is_its_owner() -> None:
+    world = World(shared=True)
+    world.hello(A)
+    world.hello(B)
+    session, worker, start = world.spawn(A, detach_ttl=10.0)
+    world.happen(ClientGone(A))
+    world.ask(B, Kind.SPAWN, body=SPAWN)
+    assert world.router.next_deadline() == world.router.due[session]  # no ttl runs
+    world.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+    pushed = answers(world.push(worker, Kind.EXITED, session))
+    assert pushed == [(B, Kind.EXITED, 0)]
+
+
+def test_s16_who_asks_again_when_it_is_over_hears_how_it_ended() -> None:
+    world = World(shared=True)
+    world.hello(A)
+    world.hello(B)
+    session, worker = world.started(A, detach_ttl=10.0)
+    world.happen(ClientGone(A))
+    world.push(worker, Kind.EXITED, session)
+    assert answers(world.ask(B, Kind.SPAWN, body=SPAWN)) == [
+        (B, Kind.REPLY, world.last_request),
+        (B, Kind.EXITED, 0),
+    ]
+    assert world.router.sessions[session].reported
+
+
+def test_s16_what_a_living_client_has_started_is_not_anothers_by_asking_again() -> None:
+    world = World(shared=True)
+    world.hello(A)
+    world.hello(B)
+    world.started(A)
+    assert owned(refusal(world.ask(B, Kind.SPAWN, body=SPAWN)))
+
+
 @pytest.mark.parametrize("how", ["dropped", "over", "lost", "never seen"])
 def test_a_token_that_is_over_starts_nothing(world: World, how: str) -> None:
     if how == "never seen":
@@ -1357,6 +1392,16 @@ def test_s43_a_detached_session_waits_for_a_new_owner(two: World) -> None:
     assert answer.message.body == {"pid": 5, "stays": False}
     assert answers(two.push(worker, Kind.EXITED, session)) == [(AGAIN, Kind.EXITED, 0)]
     assert released(two.happen(ClientGone(AGAIN))) == [worker]
+
+
+def test_s43_who_is_robbed_of_what_only_starts_is_told_in_place_of_the_answer(
+    two: World,
+) -> None:
+    session, worker, start = two.spawn(A)
+    two.ask(AGAIN, Kind.ATTACH, session, STEAL)
+    actions = two.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+    assert owned(refusal(actions))
+    assert two.router.sessions[session].client == two.clients[AGAIN]
 
 
 def stopped(world: World, peer: bytes, session: int) -> list[Action]:
