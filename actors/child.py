@@ -497,8 +497,9 @@ class Child:
             InvalidRequest: there is no such signal.
             SessionNotFound: the session was closed.
         """
-        if isinstance(number, bool) or number not in signal.valid_signals():
-            raise errors.InvalidRequest("number", f"{number!r} is no signal")
+        checks.whole(1)("number", number)
+        if number not in signal.valid_signals():
+            raise errors.InvalidRequest("number", f"{number} is no signal")
         checks.flag("group", group)
         return await self._signal(number, group=group, interrupt=False)
 

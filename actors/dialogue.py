@@ -174,6 +174,8 @@ def _path(file: object) -> bytes:
         path = os.fsencode(file)  # type: ignore[arg-type]  # that is what it finds out
     except TypeError:
         raise errors.InvalidRequest("file", "must be text, bytes or a path") from None
+    except UnicodeEncodeError:
+        raise errors.InvalidRequest("file", "holds half a character") from None
     checks.plain_bytes("file", path)
     if not 0 < len(path) < LONGEST_PATH:
         raise errors.InvalidRequest("file", f"must be 1 to {LONGEST_PATH - 1} bytes")

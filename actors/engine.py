@@ -272,9 +272,11 @@ class Engine:
         worker was lost, before its tree was proven gone, its `WorkerLost`.
 
         Raises:
-            InvalidRequest: an id is not a positive number.
+            InvalidRequest: an id is not a positive number, or `ids` no iterable.
         """
         connection = self._connection()
+        if not isinstance(ids, Iterable):
+            raise errors.InvalidRequest("ids", "must be an iterable of session ids")
         numbers = list(ids)
         for number in numbers:
             if type(number) is not int or not 0 < number <= checks.MOST:

@@ -176,7 +176,7 @@ async def test_what_cannot_be_expected_is_refused() -> None:
             with pytest.raises(actors.InvalidRequest) as caught:
                 await call()
             assert caught.value.field == field
-        for odd in ("a\0", 5, "x" * 5000):
+        for odd in ("a\0", 5, "x" * 5000, "\ud800"):
             with pytest.raises(actors.InvalidRequest, match="file"):
                 await child.ready(file=odd, timeout=1)  # type: ignore[arg-type]
         await child.aclose()

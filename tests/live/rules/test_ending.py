@@ -77,8 +77,10 @@ rest()
         await until(child, b"u")
         assert await child.signal(signal.SIGUSR1, group=True)
         assert await until(child, b"uu") == b"uu"
-        with pytest.raises(actors.InvalidRequest):
-            await child.signal(999)
+        odds: tuple[Any, ...] = (999, True, "TERM", [15])
+        for odd in odds:
+            with pytest.raises(actors.InvalidRequest, match="number"):
+                await child.signal(odd)
         await child.kill()
         assert not await child.signal(signal.SIGUSR1)
         assert not await child.interrupt()
@@ -302,3 +304,5 @@ async def test_s41_a_scope_and_a_list_are_killed_at_once(opened: Opened) -> None
         assert receipts[-3:] == [actors.KillReceipt(1, 1, ())] * 3
         assert not tagged(word)
         assert {(await child.wait()).cause for child in children} == {"killed"}
+        with pytest.raises(actors.InvalidRequest, match="ids"):
+            await engine.kill(ids[0])
