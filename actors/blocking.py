@@ -261,9 +261,9 @@ class Engine:
         """End many sessions at once; one receipt each, in order.
 
         Raises:
-            InvalidRequest: an id is not a positive number.
+            InvalidRequest: an id is not a positive number, or `ids` no iterable.
         """
-        numbers = list(ids)
+        numbers = actors.engine.session_ids(ids)
         return self._portal.call(lambda: self._engine.kill(numbers))
 
     def info(self) -> Info:

@@ -275,13 +275,7 @@ class Engine:
             InvalidRequest: an id is not a positive number, or `ids` no iterable.
         """
         connection = self._connection()
-        if not isinstance(ids, Iterable):
-            raise errors.InvalidRequest("ids", "must be an iterable of session ids")
-        numbers = list(ids)
-        for number in numbers:
-            if type(number) is not int or not 0 < number <= checks.MOST:
-                raise errors.InvalidRequest("ids", f"{number!r} is no session id")
-        return await connection.kill_many(numbers)
+        return await connection.kill_many(session_ids(ids))
 
     async def info(self) -> Info:
         """Return what this engine and its broker are."""
@@ -300,6 +294,21 @@ class Engine:
             counts={name: int(value) for name, value in counts.items()},
             latency={},
         )
+
+
+def session_ids(ids: Iterable[int]) -> list[int]:
+    """Return the numbers of sessions that an iterable gives.
+
+    Raises:
+        InvalidRequest: it is none, or gives anything but positive numbers.
+    """
+    if not isinstance(ids, Iterable):
+        raise errors.InvalidRequest("ids", "must be an iterable of session ids")
+    numbers = list(ids)
+    for number in numbers:
+        if type(number) is not int or not 0 < number <= checks.MOST:
+            raise errors.InvalidRequest("ids", f"{number!r} is no session id")
+    return numbers
 
 
 def _owner_key(given: object) -> bytes:

@@ -305,4 +305,4 @@ async def test_s41_a_scope_and_a_list_are_killed_at_once(opened: Opened) -> None
         assert not tagged(word)
         assert {(await child.wait()).cause for child in children} == {"killed"}
         with pytest.raises(actors.InvalidRequest, match="ids"):
-            await engine.kill(ids[0])
+            await engine.kill(ids[0])  # type: ignore[arg-type]
