@@ -365,12 +365,17 @@ class Connection:
     async def detach(self, record: Record, ttl: float | None) -> None:
         """Let a session live on without an owner; see `Child.detach`."""
         record.released = True  # first: whatever comes now must not end it
-        try:
-            await asyncio.shield(self.link.ask(Kind.DETACH, record.id, {"ttl": ttl}))
-        except errors.EngineError:
-            record.released = False
-            raise
-        self.forget(record, errors.SessionNotFound("the session was detached"))
+        asked = self.link.ask(Kind.DETACH, record.id, {"ttl": ttl})
+
+        def detached(asked: "asyncio.Future[Message]") -> None:
+            if _failed(asked):
+                record.released = False
+            else:
+                gone = errors.SessionNotFound("the session was detached")
+                self.forget(record, gone)
+
+        asked.add_done_callback(detached)
+        await asyncio.shield(asked)  # it goes on when the caller is cancelled
 
     def owned_by(self, scope: str) -> list[Record]:
         """Return the sessions of a scope that were not released yet, by id."""
@@ -426,7 +431,9 @@ class Connection:
         """
         cause = "owner-drop" if release else "killed"
         body = {"grace": grace, "timeout": timeout, "cause": cause, "release": release}
-        reply = await asyncio.shield(self.link.ask(Kind.KILL, number, body))
+        asked = self.link.ask(Kind.KILL, number, body)
+        asked.add_done_callback(_failed)
+        reply = await asyncio.shield(asked)
         return KillReceipt.from_wire(reply.body["receipt"])
 
     async def kill_many(self, ids: list[int]) -> list[KillReceipt | errors.EngineError]:
@@ -476,6 +483,11 @@ def _scratch_root(settings: Settings, endpoint: str | None) -> bytes:
     if endpoint is not None:
         return os.path.join(os.path.dirname(auth.endpoint_path(endpoint)), DIRECTORY)
     return os.path.join(auth.runtime_root(os.environ, os.geteuid()), DIRECTORY)
+
+
+def _failed(asked: "asyncio.Future[Message]") -> bool:
+    """Return whether a request has failed; so a failure that nobody awaits is seen."""
+    return asked.cancelled() or asked.exception() is not None
 
 
 def _document(launch: Launch) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import actors
-from tests.helpers import alive, eventually, tag, tagged
+from tests.helpers import NOT_BLOCKED, alive, eventually, tag, tagged
 from tests.live.children import REST, arrived, drained, program, until
 from tests.parts import client, serving
 
@@ -213,3 +213,16 @@ async def test_s43_a_private_broker_lets_nothing_stay() -> None:
             with pytest.raises(actors.InvalidRequest) as refused:
                 await call
             assert refused.value.field == field
+
+
+async def test_s43_a_detach_goes_on_when_it_is_cancelled(endpoint: str) -> None:
+    async with engine_at(endpoint) as one, engine_at(endpoint) as two:
+        child = await one.spawn(program(ANSWERS), stdin="pipe")
+        detaching = asyncio.ensure_future(child.detach(ttl=30))
+        await asyncio.sleep(0)
+        detaching.cancel()
+        async with asyncio.timeout(NOT_BLOCKED):
+            with pytest.raises(actors.SessionNotFound, match="detached"):
+                await child.wait()
+        again = await two.attach(child.id)
+        await again.aclose()
