@@ -40,6 +40,7 @@ class Scope:
         self._closed = False
         self._timeouts = Timeouts()
         self._guard: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         if cancel is not None:
             self._guard = asyncio.ensure_future(self._close_on(cancel))
 
@@ -256,7 +257,8 @@ class Scope:
 
         Those that outlive an owner (`kill_on_drop=False`, `detach_ttl`) only lose it.
 
-        Then the scratch directory is removed, if there is one.
+        Then the scratch directory is removed, if there is one. Cancelling this stops
+        the waiting, not the closing; a second call waits for it as well.
 
         Raises:
             ExceptionGroup: what failed, each with a note that names its session, or
@@ -265,6 +267,8 @@ class Scope:
         """
         self._connection.check(alive=False)
         if self._closed:
+            if self._closing is not None:
+                await asyncio.wait([self._closing])
             return 0
         self._closed = True
         if self._guard is not None:
@@ -276,7 +280,8 @@ class Scope:
         self._connection.cancel_starts(self.name)
         owned = self._connection.owned_by(self.name)
         # A task of its own: it goes on when the caller is cancelled.
-        await asyncio.shield(asyncio.ensure_future(self._end(owned, scratch)))
+        self._closing = asyncio.ensure_future(self._end(owned, scratch))
+        await asyncio.shield(self._closing)
         return sum(not record.stays for record in owned)
 
     async def _end(

@@ -18,8 +18,8 @@ from actors import (
     WrongProcess,
 )
 from actors.scratch import LEVELS
-from tests.helpers import alive, end, eventually
-from tests.live.children import client
+from tests.helpers import alive, end, eventually, tag, tagged
+from tests.live.children import REST, client, program
 from tests.parts import serving
 
 pytestmark = pytest.mark.live
@@ -57,6 +57,23 @@ async def test_s8_a_scratch_directory_is_private_the_same_each_time_and_removed(
         assert done.stdout == bytes(path) + b"\n"
         assert (path / "file").read_text() == "hello\n"
     assert list(root.iterdir()) == []
+
+
+async def test_s56_a_cancelled_closing_goes_on_and_the_next_one_waits_for_it(
+    root: Path,
+) -> None:
+    async with engine(root) as e:
+        scope = e.scope("build")
+        path, word = await scope.scratch(), tag()
+        await scope.spawn(program(REST, word))
+        closing = asyncio.ensure_future(scope.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        assert await scope.aclose() == 0
+        assert not path.exists()
+        assert not tagged(word)
+        async with e.scope("build") as again:
+            assert await again.scratch() == path
 
 
 async def test_s8_it_lies_in_the_runtime_directory_unless_told(
