@@ -278,17 +278,17 @@ class Keeper:
 
     def _completed(self, session: Session, asked: Kind, message: Message) -> Message:
         """Return a worker's answer with what the broker has to say to it."""
-        if message.kind is not Kind.REPLY:
-            return message
-        if asked is Kind.SPAWN:
-            return _for_owner(session, message)
-        if asked is Kind.SNAPSHOT:
+        if message.kind is Kind.REPLY and asked is Kind.SNAPSHOT:
             return message._replace(body={"owner_alive": session.client != 0})
-        return self._attached(session, message) if asked is Kind.ATTACH else message
+        if asked in (Kind.SPAWN, Kind.ATTACH):
+            message = _for_owner(session, message)
+        if message.kind is Kind.REPLY and asked is Kind.ATTACH:
+            return self._attached(session, message)
+        return message
 
     def _attached(self, session: Session, message: Message) -> Message:
         """Add what the broker knows; a status in it reports the end to the owner."""
-        if session.ended is not None and session.client == message.client:
+        if session.ended is not None:
             self._reported(session)
         return message._replace(body={**message.body, "stays": session.stays})
 
@@ -414,7 +414,7 @@ class Keeper:
 
 
 def _for_owner(session: Session, answer: Message) -> Message:
-    """Return the answer to a spawn for who asked, who may not be the owner.
+    """Return the answer to a spawn or attach for who asked, who may not be the owner.
 
     It was robbed meanwhile, or was not the first to ask: nobody tells it of the end.
     """

@@ -1404,6 +1404,18 @@ def test_s43_who_is_robbed_of_what_only_starts_is_told_in_place_of_the_answer(
     assert two.router.sessions[session].client == two.clients[AGAIN]
 
 
+def test_s43_who_is_robbed_while_attaching_is_told_in_place_of_the_answer(
+    two: World,
+) -> None:
+    session, worker = two.started(A)
+    asked = two.message(AGAIN, Kind.ATTACH, session, STEAL)
+    two.happen(FromClient(AGAIN, asked))
+    two.ask(A, Kind.ATTACH, session, STEAL)
+    actions = two.say(worker, asked.reply(Kind.REPLY, {"pid": 5}, b"doc"))
+    assert owned(refusal(actions))
+    assert two.router.sessions[session].client == two.clients[A]
+
+
 def stopped(world: World, peer: bytes, session: int) -> list[Action]:
     """What ends the reading of a client."""
     worker, client = world.router.sessions[session].worker, world.clients[peer]
