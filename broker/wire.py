@@ -205,7 +205,7 @@ def _plain(value: Any, depth: int = 4) -> bool:
 _STREAM = _one_of(*STREAMS)
 _IDS = _list_of(_whole(1))
 _TOKEN = _text(MAX_TOKEN)
-_CAUSE = _text(32)
+_CAUSE = _one_of("killed", "owner-drop", "evicted")
 _ANYTHING = None
 """Shape of an answer's body: any keys, plain values."""
 

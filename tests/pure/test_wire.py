@@ -298,6 +298,7 @@ def test_a_body_with_other_keys_is_refused_by_their_names(body: Any, odd: str) -
 @pytest.mark.parametrize(
     ("kind", "good", "name", "bad"),
     [
+        (Kind.KILL, KILL, "cause", "boredom"),
         (Kind.SPAWN, SPAWN, "token", "x" * 129),
         (Kind.SPAWN, SPAWN, "token", b"t"),
         (Kind.SPAWN, SPAWN, "reader", 0),
