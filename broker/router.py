@@ -535,7 +535,7 @@ class Router(Keeper):
             session.pending[ask] = message.kind
         if message.kind in _USES:
             session.used = self._now
-        if message.kind in _STOPPABLE and ask.client not in (0, session.client):
+        if message.kind in _LASTING and ask.client not in (0, session.client):
             session.guests.add(ask.client)
         if message.kind is Kind.STOP:
             self._stopped(session, Ask(ask.client, message.body["target"]))
@@ -652,3 +652,6 @@ _USES: Final = _kinds(Kind.WRITE, Kind.POLL, Kind.SIGNAL, Kind.RESIZE)
 
 _STOPPABLE: Final = _kinds(Kind.OPEN, Kind.READ, Kind.POLL, Kind.EXPECT, Kind.READY)
 """Requests that may take long, and that a STOP takes back."""
+
+_LASTING: Final = _STOPPABLE | {Kind.CLOCK}
+"""What a client leaves at a session until it is gone."""

@@ -1316,6 +1316,12 @@ def test_what_a_guest_holds_ends_with_it_although_it_was_answered(
     assert shared.router.sessions[session].guests == set()
 
 
+def test_s31_a_clock_that_a_guest_stopped_goes_on_without_it(two: World) -> None:
+    session, _ = two.started(A)
+    two.ask(AGAIN, Kind.CLOCK, session, {"paused": True}, request=0)
+    assert two.happen(ClientGone(AGAIN)) == stopped(two, AGAIN, session)
+
+
 def test_a_lost_worker_is_told_nothing_of_a_guests_end(shared: World) -> None:
     session, worker = shared.started(A)
     shared.ask(OPERATOR, Kind.OPEN, session)
