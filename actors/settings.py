@@ -304,7 +304,7 @@ class Settings:
     terminate_grace: float = 2.0
     kill_timeout: float = 5.0
     kill_many_timeout: float = 3.0
-    start_timeout: float = 10.0
+    start_timeout: float = 30.0
     quiet: float = 0.05
     poll_wait: float = 10.0
     poll_wait_max: float = 30.0
