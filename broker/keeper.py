@@ -264,10 +264,11 @@ class Keeper:
             return self._completed(session, asked, message)
         if kind is Kind.CLOSED and message.request:
             reader = Ask(message.client, message.request)
-            session.pending.pop(reader, None)
             if reader == session.runs:
                 self._ended(session, message)
                 self._announce(session, "closed")
+            if session.pending.pop(reader, None) is None:
+                return None  # it was robbed, and told so instead
         elif not message.request:
             if kind is Kind.EXITED:
                 self._ended(session, message)

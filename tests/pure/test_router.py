@@ -1422,6 +1422,16 @@ def test_s43_who_is_robbed_while_attaching_is_told_in_place_of_the_answer(
     assert two.router.sessions[session].client == two.clients[A]
 
 
+def test_s43_a_readers_end_that_crosses_a_theft_is_no_second_answer(
+    two: World,
+) -> None:
+    session, worker = two.started(A)
+    opened = two.message(A, Kind.OPEN, session)
+    two.happen(FromClient(A, opened))
+    two.ask(AGAIN, Kind.ATTACH, session, STEAL)
+    assert two.say(worker, opened.reply(Kind.CLOSED, STATUS)) == []
+
+
 def stopped(world: World, peer: bytes, session: int) -> list[Action]:
     """What ends the reading of a client."""
     worker, client = world.router.sessions[session].worker, world.clients[peer]
