@@ -129,10 +129,12 @@ class Connection:
         return timeout if self.shared else CLOSE_MARGIN
 
     async def _release_all(self) -> None:
-        ids = [r.id for r in self.records.values() if not (r.released or r.stays)]
+        ours = [r for r in self.records.values() if not (r.released or r.stays)]
         timeout = self.settings.kill_timeout
+        for record in ours:
+            record.released = True  # what a run reads now is no result of its own
         await asyncio.gather(
-            *(self.end(number, None, timeout, release=True) for number in ids),
+            *(self.end(record.id, None, timeout, release=True) for record in ours),
             return_exceptions=True,
         )
 

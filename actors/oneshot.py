@@ -82,7 +82,7 @@ async def run_spec(
         check_open()
         await _await_capture(child, capture, timeout, deadline)
         if record.released:
-            raise errors.SessionNotFound("its scope closed meanwhile")
+            raise errors.SessionNotFound("its owner closed meanwhile")
         return completed(record, capture, limit)
     finally:
         capture.stop()

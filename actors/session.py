@@ -453,9 +453,10 @@ class Session:
         except OSError as error:
             raise errors.EngineError(f"the tree cannot be read: {error}") from error
         self.budget.note(sample)
+        apart = launch.stderr == "pipe" and launch.tty is None
         stats = Stats(
             stdout=log.stats("stdout"),
-            stderr=log.stats("stderr") if launch.stderr == "pipe" else None,
+            stderr=log.stats("stderr") if apart else None,
             cpu_time=self.ending.cpu_time + sample.cpu_time,
             memory=sample.memory,
             processes=sample.processes,

@@ -1,9 +1,13 @@
 """What an engine keeps for itself of a session, and does not do."""
 
+import asyncio
+
 import pytest
 
 import actors
 from broker import cgroup
+from tests.helpers import tag
+from tests.live.children import REST, program
 
 pytestmark = pytest.mark.live
 
@@ -30,3 +34,27 @@ async def test_asking_for_information_does_not_move_this_process(
         info = await engine.info()
         assert info.versions["creche"] == actors.__version__
         assert info.versions.keys() > {"wire", "kernel", "python", "zmq"}
+
+
+async def test_a_run_that_its_engine_ends_gives_no_result() -> None:
+    async with actors.Engine() as engine:
+        running = asyncio.ensure_future(engine.run(program(REST, tag())))
+        await one_lives(engine)
+        await engine.aclose()
+        with pytest.raises(actors.SessionNotFound, match="closed meanwhile"):
+            await running
+
+
+async def one_lives(engine: actors.Engine) -> None:
+    """Wait until a session of the engine lives."""
+    while not await engine.children():
+        await asyncio.sleep(0)
+
+
+async def test_a_terminal_has_one_stream_in_statistics() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(program("write(b'12345')", tag()), tty=True)
+        await child.wait()
+        stats = await child.stats()
+        assert (stats.stdout.produced, stats.stderr) == (5, None)
+        await child.aclose()
