@@ -31,6 +31,7 @@ from broker import errors
 from broker.wire import Kind
 
 MAX_POLL: Final = 4 * 1024 * 1024
+"""Bytes of output that one poll returns at most."""
 LONGEST_LINE: Final = 64 * 1024
 """Bytes that one `append` adds at most."""
 
@@ -162,8 +163,8 @@ class Child:
 
         Args:
             after: `oldest`: from the start, with a `Gap` for what is not kept any more;
-                `newest`: from now on; or the
-                sequence (bytes of both streams before) to begin at.
+                `newest`: from now on; or the sequence (bytes of both streams before) to
+                begin at.
             window: bytes under way at most before this iterator takes them.
 
         Raises:
