@@ -32,7 +32,7 @@ from broker.wire import Kind
 
 MAX_POLL: Final = 4 * 1024 * 1024
 """Bytes of output that one poll returns at most."""
-LONGEST_LINE: Final = 64 * 1024
+LONGEST_APPEND: Final = 64 * 1024
 """Bytes that one `append` adds at most."""
 
 Data = bytes | bytearray | memoryview | str
@@ -149,10 +149,6 @@ class Child:
         terms = self._polling.terms(data, wait, mode, most)
         return await self._polling.poll(data, terms, yield_on, self.write)
 
-    def _stop(self, request: int) -> None:
-        if self._link.lost is None:
-            self._link.post(Kind.STOP, self.id, 0, {"target": request})
-
     def events(
         self,
         after: Literal["oldest", "newest"] | int = "oldest",
@@ -265,7 +261,7 @@ class Child:
         finally:
             capture.stop()
             if not capture.closed.done() or capture.closed.cancelled():
-                self._stop(request)
+                self._link.take_back(self.id, request)
         return completed(self._record, capture, limit)
 
     async def feed(self, data: bytes) -> None:
@@ -365,8 +361,8 @@ class Child:
         """
         self._check()
         data = as_bytes("text", text)
-        if len(data) > LONGEST_LINE:
-            raise errors.InvalidRequest("text", f"has over {LONGEST_LINE} bytes")
+        if len(data) > LONGEST_APPEND:
+            raise errors.InvalidRequest("text", f"has over {LONGEST_APPEND} bytes")
         await self._link.ask(Kind.APPEND, self.id, {}, data)
 
     # -- input ------------------------------------------------------------------
