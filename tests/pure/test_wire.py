@@ -49,7 +49,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "after": st.none() | whole,
     "bytes": positive,
     "capture": st.booleans(),
-    "cause": st.text(max_size=32),
+    "cause": st.sampled_from(("killed", "owner-drop", "evicted")),
     "chunks": positive,
     "clock": seconds,
     "cols": st.integers(1, 65535),
