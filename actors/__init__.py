@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from actors import blocking as blocking
     from actors.blocking import run as run
+    from actors.buffer import Counts as Counts
     from actors.child import Child as Child
     from actors.engine import Engine as Engine
     from actors.events import (
@@ -88,13 +89,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "actors": "blocking",
     "actors.blocking": "run",
+    "actors.buffer": "Counts",
     "actors.child": "Child",
     "actors.engine": "Engine",
     "actors.events": (
         "Change Chunk Closed Completed Event Exited ExitStatus Gap Info KillReceipt "
         "Lifecycle Match Piece PollResult Snapshot Stats StreamAbandoned StreamEof "
-        "StreamError "
-        "Survivor Usage WriteResult"
+        "StreamError Survivor Usage WriteResult"
     ),
     "actors.many": "Results",
     "actors.scope": "Scope",
@@ -103,8 +104,8 @@ _HOMES = {
     "actors.shell": "Shell",
     "actors.spec": "AGENT_ENV Spec",
     "actors.streams": "EventStream Reader",
-    "actors.text": "Abridged abridge",
     "actors.subscription": "LifecycleStream",
+    "actors.text": "Abridged abridge",
     "broker.errors": (
         "BrokerLost CapacityExceeded CommandFailed EngineError InvalidRequest "
         "NotATerminal OutputEnded OutputLimitExceeded OutputLost ProtocolError "
@@ -125,6 +126,7 @@ __all__ = [
     "Closed",
     "CommandFailed",
     "Completed",
+    "Counts",
     "Engine",
     "EngineError",
     "Event",

@@ -32,7 +32,7 @@ from typing import Any, Final, Protocol
 
 from actors.buffer import Log
 from actors.clock import Clock
-from actors.outlet import Ask, Progress, Voice
+from actors.outlet import DYING, Ask, Progress, Voice
 from actors.search import Found, Search, compiled, tail
 from broker import errors
 from broker.wire import STREAMS, Kind, Payload, pack
@@ -41,8 +41,6 @@ FIRST_LOOK: Final = 0.02
 """Seconds between the first two looks for a port or a file."""
 LAST_LOOK: Final = 0.25
 """Seconds between two looks at most."""
-DYING: Final = 0.05
-"""Seconds in which a child whose stream ended is reaped if it is dying."""
 LAST_LINES: Final = 4096
 """Bytes of each stream that a failure carries."""
 

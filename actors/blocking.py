@@ -275,6 +275,9 @@ class Scope:
     """A group of children; leaving it, also by an exception, ends them all.
 
     Made by `Engine.scope`. It holds its children: collecting a handle does nothing.
+
+    Attributes:
+        name: unique among its engine's open scopes.
     """
 
     def __init__(

@@ -75,7 +75,10 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs, then as in `subprocess`; it turns without a call."""
+        """None while it runs, then as in `subprocess`; it turns without a call.
+
+        It stays None when the worker was lost: `ended` tells.
+        """
         return self._child.returncode
 
     @property
@@ -269,6 +272,7 @@ class Child:
         Raises:
             InvalidRequest: `timeout` is no time.
             TimedOut: it did not end within `timeout` seconds; it is left alone.
+            SessionOwned: somebody else took the child over before it ended.
             BrokerLost: the broker is gone, or the engine was closed before the end.
         """
         status = self._child.status

@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from broker.errors import InvalidRequest
-from broker.wire import MAX_TOKEN
+from broker.wire import MAX_FDS, MAX_TOKEN
 
 # Up to here a float holds every whole number. Anything larger is a mistake, and would
 # change as soon as some peer computes with it.
 MOST = 2**53
 # What setrlimit and the wire can carry; -1 is "no limit", as in `resource`.
 RLIMIT_MOST = 2**63 - 1
-# The kernel puts no more descriptors than this into one message (SCM_MAX_FD).
-PASS_FDS_MOST = 253
 
 Check = Callable[[str, object], None]
 
@@ -221,8 +219,8 @@ def descriptors(name: str, value: object) -> None:
     # 0, 1 and 2 are the child's own streams.
     each(whole(3, 2**31 - 1))(name, value)
     numbers = items(name, value)
-    if len(set(numbers)) != len(numbers) or len(numbers) > PASS_FDS_MOST:
-        raise InvalidRequest(name, f"must be at most {PASS_FDS_MOST} different numbers")
+    if len(set(numbers)) != len(numbers) or len(numbers) > MAX_FDS:
+        raise InvalidRequest(name, f"must be at most {MAX_FDS} different numbers")
 
 
 limit = whole(-1, RLIMIT_MOST)

@@ -31,7 +31,8 @@ from broker import errors
 from broker.wire import Kind
 
 MAX_POLL: Final = 4 * 1024 * 1024
-LONGEST_LINE: Final = 64 * 1024
+"""Bytes of output that one poll returns at most."""
+LONGEST_APPEND: Final = 64 * 1024
 """Bytes that one `append` adds at most."""
 
 Data = bytes | bytearray | memoryview | str
@@ -148,10 +149,6 @@ class Child:
         terms = self._polling.terms(data, wait, mode, most)
         return await self._polling.poll(data, terms, yield_on, self.write)
 
-    def _stop(self, request: int) -> None:
-        if self._link.lost is None:
-            self._link.post(Kind.STOP, self.id, 0, {"target": request})
-
     def events(
         self,
         after: Literal["oldest", "newest"] | int = "oldest",
@@ -162,8 +159,8 @@ class Child:
 
         Args:
             after: `oldest`: from the start, with a `Gap` for what is not kept any more;
-                `newest`: from now on; or the
-                sequence (bytes of both streams before) to begin at.
+                `newest`: from now on; or the sequence (bytes of both streams before) to
+                begin at.
             window: bytes under way at most before this iterator takes them.
 
         Raises:
@@ -264,7 +261,7 @@ class Child:
         finally:
             capture.stop()
             if not capture.closed.done() or capture.closed.cancelled():
-                self._stop(request)
+                self._link.take_back(self.id, request)
         return completed(self._record, capture, limit)
 
     async def feed(self, data: bytes) -> None:
@@ -364,8 +361,8 @@ class Child:
         """
         self._check()
         data = as_bytes("text", text)
-        if len(data) > LONGEST_LINE:
-            raise errors.InvalidRequest("text", f"has over {LONGEST_LINE} bytes")
+        if len(data) > LONGEST_APPEND:
+            raise errors.InvalidRequest("text", f"has over {LONGEST_APPEND} bytes")
         await self._link.ask(Kind.APPEND, self.id, {}, data)
 
     # -- input ------------------------------------------------------------------

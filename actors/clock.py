@@ -15,11 +15,6 @@ class Clock:
     def __init__(self) -> None:
         self._stopped: float | None = None
 
-    @property
-    def stopped(self) -> bool:
-        """Whether it stands still."""
-        return self._stopped is not None
-
     def read(self, now: float) -> float:
         """Return what it shows at time `now`: a deadline up to that is reached."""
         return now if self._stopped is None else self._stopped

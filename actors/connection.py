@@ -22,7 +22,7 @@ from broker import auth, errors
 from broker.link import Link, error_of
 from broker.wire import MAX_IDS, STREAMS, Kind, Message, pack, unpack
 
-MAX_TOKENS: Final = 100
+TOKENS_A_DROP: Final = 100
 """Spawns named by one DROP."""
 CLOSE_MARGIN: Final = 1.0
 """Seconds beyond the time to kill that a broker may take to answer a closing engine."""
@@ -268,9 +268,9 @@ class Connection:
         One that waits for room would otherwise outlive its owner.
         """
         tokens = [token for token, name in self._starting.items() if name == scope]
-        for at in range(0, len(tokens), MAX_TOKENS):
+        for at in range(0, len(tokens), TOKENS_A_DROP):
             if self.link.lost is None:
-                body = {"sessions": [], "tokens": tokens[at : at + MAX_TOKENS]}
+                body = {"sessions": [], "tokens": tokens[at : at + TOKENS_A_DROP]}
                 self.link.post(Kind.DROP, body=body)
 
     def _check_options(self, spec: Spec) -> None:

@@ -25,6 +25,7 @@ LATE: Final = 2.0
 A worker gives up in time, unless it is lost in a pattern that never comes to an end.
 """
 LONGEST_PATH: Final = 4096
+"""Bytes of a path with the NUL that ends it: the kernel's PATH_MAX."""
 
 
 class Dialogue:

@@ -19,7 +19,9 @@ from broker import auth, errors
 from broker.wire import MAX_IDS, VERSION, Kind
 
 KEY_SIZE: Final = 32
+"""Bytes of an owner key that is made up."""
 MAX_NAME: Final = 256
+"""Bytes of a scope's name."""
 
 
 class Engine:

@@ -755,11 +755,14 @@ class Info:
         versions: Of the program, the protocol and the libraries, by name.
         endpoint: Where the broker listens.
         containment: What holds a tree together on this machine.
-        limits: The broker's bounds by name: sessions and processes as counts, the rest
-            in bytes or seconds as the name says.
-        counts: Sessions, workers and requests by name.
+        limits: How many sessions the broker takes, and how many ids fit into one kill
+            on the wire; by name.
+        counts: Of the broker, by name: sessions, those that live, clients, workers,
+            idle ones, spawns that wait, retained sessions, watchers; and whether it is
+            shared, as 0 or 1.
         latency: By request, rows of an upper bound in seconds and the number of answers
-            that took at most that and more than the row before.
+            that took at most that and more than the row before; empty, as nothing is
+            measured in this version.
     """
 
     versions: Mapping[str, str]

@@ -25,6 +25,8 @@ POLL_LIMIT: Final = 4 * 1024 * 1024
 """Bytes of output in one poll's answer; more stays for the next poll."""
 MOST_PIECES: Final = 10_000
 """Runs of one stream in one poll's answer."""
+DYING: Final = 0.05
+"""Seconds in which a child whose stdin or stream has ended is reaped if it is dying."""
 
 
 class Ask(NamedTuple):

@@ -3,7 +3,8 @@
 The child is started with `_posixsubprocess.fork_exec`, the C function under
 `subprocess.Popen`: it forks with vfork, changes directory, makes the session, and tells
 which call failed; measured 80 us per start cheaper than Popen, and it pulls in none of
-its imports. Every descriptor of the worker is close-on-exec, so that the child has 0-2.
+its imports. Every descriptor of the worker is close-on-exec, so that the child has 0-2
+and what it is passed.
 """
 
 import _posixsubprocess

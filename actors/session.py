@@ -1,8 +1,9 @@
 """The session: one child with its log, its input, its readers and its end.
 
 It joins `process` (system calls), `lifecycle` (rules), `buffer` (the log), `drain` (who
-fills it), `outlet` (its readers), `stdin` (its writers) and `ending` (the tree's end),
-and answers the commands that a client addresses to it. The worker gives it readiness,
+fills it), `outlet` (its readers), `awaited` (who waits for a pattern, port or file),
+`stdin` (its writers), `budget` (what it may use) and `ending` (the tree's end), and
+answers the commands that a client addresses to it. The worker gives it readiness,
 reaped processes and the time; it gives messages.
 """
 
@@ -426,7 +427,7 @@ class Session:
     def _on_snapshot(self, ask: Ask, _: Message) -> None:
         launch, status = self.launch, self.progress.status
         size = self.process.size
-        dropped = sum(self.log.stats(s).dropped for s in ("stdout", "stderr"))
+        dropped = sum(self.log.stats(s).dropped for s in STREAMS)
         document = {
             "id": self.number,
             "scope": launch.scope,

@@ -88,7 +88,6 @@ class Spec:
     nothing. `kill_on_drop=False` and `detach_ttl` need a shared broker, which is for
     the engine to check.
 
-
     Attributes:
         argv: The command, a sequence of `str`, `bytes` or paths; with `shell=True` one
             `str` or `bytes` for `/bin/sh -c`. Text is UTF-8.

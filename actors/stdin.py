@@ -10,16 +10,13 @@ told is whether it has ended.
 """
 
 from collections.abc import Hashable
-from typing import Final, Protocol
+from typing import Protocol
 
 from actors.inbox import Inbox
 from actors.launch import Launch
-from actors.outlet import Ask, Progress, Voice
+from actors.outlet import DYING, Ask, Progress, Voice
 from broker import errors
 from broker.wire import Kind
-
-DYING: Final = 0.05
-"""Seconds in which a child that lost its stdin is reaped if it is dying."""
 
 
 class Pipe(Protocol):

@@ -58,6 +58,7 @@ class Applicant:
         asks: whoever is to be answered, first of all its client.
         limits: which have to have room.
         ends: when it is refused (seconds, monotonic).
+        stuck: which of the limits had no room when that was last looked at.
     """
 
     token: Token

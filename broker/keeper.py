@@ -62,11 +62,15 @@ class Keeper:
 
     Attributes:
         peers: client number → connection, of those that are there.
+        sessions: number → session, until it is forgotten.
         slots: worker → its session, None while it is idle.
         idle: idle workers, the last one used at the end.
         tokens: (owner key, token) → session, None for one that is over.
         due: session → when its worker stands still.
         ttls: session without an owner → when it ends.
+        batches: number → KILL_MANY that is not answered yet.
+        watchers: the lifecycle streams.
+        retention: the ended sessions, and which of them go.
     """
 
     def __init__(self, epoch: int, warm: int) -> None:
@@ -231,7 +235,7 @@ class Keeper:
         if worker not in self.slots:
             return  # retired, or reported gone: what it still says concerns nobody
         if self.slots[worker] != message.session:
-            return  # I7: a worker speaks for its own session only
+            return  # a worker speaks for its own session only
         session = self.sessions.get(message.session)
         if message.kind is Kind.IDLE:
             self._worker_idle(worker, session)

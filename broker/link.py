@@ -289,7 +289,7 @@ class Link:
         return True
 
     def take_back(self, session: int, request: int) -> None:
-        """Have a poll or read stopped, which is then never answered."""
+        """Have a request or a stream stopped, which is then never answered."""
         self._waiting.pop(request, None)
         if self.lost is None:
             self.post(Kind.STOP, session, 0, {"target": request})

@@ -28,10 +28,9 @@ import struct
 from typing import Final, NamedTuple
 
 from broker.errors import EngineError, ProtocolError, SpawnFailed
-from broker.wire import Message
+from broker.wire import MAX_FDS, Message
 
 __all__ = [
-    "MAX_FDS",
     "WAIT",
     "Action",
     "Close",
@@ -42,8 +41,6 @@ __all__ = [
     "parse",
 ]
 
-MAX_FDS: Final = 253
-"""Descriptors that one frame brings at most: the kernel's SCM_MAX_FD."""
 WAIT: Final = 5.0
 """Seconds that one half waits for the other: they are sent side by side."""
 HELD: Final = 4 * MAX_FDS

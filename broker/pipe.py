@@ -35,10 +35,7 @@ from typing import Final
 from broker import wire
 from broker.errors import ProtocolError
 
-__all__ = ["MAX_FDS", "Incoming", "Leg", "LegClosed"]
-
-MAX_FDS: Final = 253
-"""Descriptors that one message carries at most: the kernel's SCM_MAX_FD."""
+__all__ = ["Incoming", "Leg", "LegClosed"]
 
 Incoming = tuple[wire.Message, tuple[int, ...]]
 """A message and the descriptors that came with it; the receiver must close them."""
@@ -51,7 +48,7 @@ _SEND_BUFFER: Final = 256 * 1024
 _SCRATCH_SIZE: Final = 128 * 1024
 _STARTED, _URGENT, _ORDINARY = range(3)
 _INT: Final = struct.Struct("i")
-_ANCILLARY: Final = _socket.CMSG_SPACE(MAX_FDS * 4)
+_ANCILLARY: Final = _socket.CMSG_SPACE(wire.MAX_FDS * 4)
 
 # One for all legs of the process: no data stays in it between two calls, so a broker
 # with a thousand legs has one, not a thousand. An anonymous map, because a bytearray
@@ -258,7 +255,7 @@ class Leg:
             self._fds.extend(item[0] for item in _INT.iter_unpack(data))
         if not count:
             raise LegClosed("the peer is gone")
-        if len(self._fds) > MAX_FDS:
+        if len(self._fds) > wire.MAX_FDS:
             raise ProtocolError("descriptors came that no frame announced")
         return count
 
@@ -293,8 +290,8 @@ class Leg:
 
 def _encode(message: wire.Message, fds: int) -> list[wire.Payload]:
     control, payload = wire.encode(message), message.payload
-    if fds > MAX_FDS:
-        raise ProtocolError(f"a message with {fds} descriptors: {MAX_FDS} fit")
+    if fds > wire.MAX_FDS:
+        raise ProtocolError(f"a message with {fds} descriptors: {wire.MAX_FDS} fit")
     if payload is None:
         return [_HEADER.pack(len(control), fds, _NO_PAYLOAD) + control]
     if len(payload) > wire.MAX_PAYLOAD:
@@ -307,7 +304,7 @@ def _encode(message: wire.Message, fds: int) -> list[wire.Payload]:
 def _frame_size(control: int, fds: int, payload: int) -> int:
     """Return the bytes of a frame, refusing it before any memory is set aside."""
     payload = 0 if payload == _NO_PAYLOAD else payload
-    if control > wire.MAX_CONTROL or payload > wire.MAX_PAYLOAD or fds > MAX_FDS:
+    if control > wire.MAX_CONTROL or payload > wire.MAX_PAYLOAD or fds > wire.MAX_FDS:
         raise ProtocolError(
             f"a frame of {control} + {payload} bytes and {fds} descriptors"
         )

@@ -59,7 +59,7 @@ class Lifeline:
         """
         try:
             data, fds, _, _ = socket.recv_fds(
-                self.sock, 4096, passing.MAX_FDS, socket.MSG_CMSG_CLOEXEC
+                self.sock, 4096, wire.MAX_FDS, socket.MSG_CMSG_CLOEXEC
             )
         except ConnectionResetError:
             return None

@@ -25,6 +25,7 @@ __all__ = [
     "BULK",
     "LIFECYCLE",
     "MAX_CONTROL",
+    "MAX_FDS",
     "MAX_IDS",
     "MAX_PAYLOAD",
     "MAX_TOKEN",
@@ -48,6 +49,8 @@ MAX_PAYLOAD: Final = 8 * 1024 * 1024
 """Bytes of a payload frame: a spawn spec with 3 MiB of arguments fits."""
 MAX_TOKEN: Final = 128
 """Characters of a spawn's token, which is the caller's request id if there is one."""
+MAX_FDS: Final = 253
+"""Descriptors that one message carries at most: the kernel's SCM_MAX_FD."""
 MAX_IDS: Final = 1000
 """Sessions named by one command, so that its control frame stays within bounds."""
 STREAMS: Final = ("stdout", "stderr")
@@ -235,7 +238,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
             "bytes": _whole(1),
             "release": _flag,
             "kill_on_drop": _flag,
-            "fds": _whole(0, 253),
+            "fds": _whole(0, MAX_FDS),
             "detach_ttl": _optional(_seconds()),
             "scope_capacity": _optional(_whole(1)),
             "client_capacity": _optional(_whole(1)),

@@ -1,4 +1,4 @@
-"""Waiting for facts, and programs that misbehave on purpose."""
+"""Waiting for facts, programs that misbehave on purpose, and a plain SPAWN."""
 
 import contextlib
 import os
@@ -15,6 +15,23 @@ NOT_BLOCKED = 15.0
 
 FOREVER = 150
 """Seconds that a child of a test lives when nobody ends it."""
+
+SPAWN = {
+    "token": "t",
+    "scope": "",
+    "reader": None,
+    "chunks": 8,
+    "bytes": 4096,
+    "release": False,
+    "kill_on_drop": True,
+    "fds": 0,
+    "detach_ttl": None,
+    "scope_capacity": None,
+    "client_capacity": None,
+    "queue": None,
+    "on_full": "refuse",
+}
+"""The body of a SPAWN that asks for nothing special."""
 
 
 def eventually(

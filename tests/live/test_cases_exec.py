@@ -174,7 +174,7 @@ BAD_STARTS = ["missing"] * 4 + ["noexec.sh", "adir", "badinterp"]
 
 
 @repeated(140, 3500)
-async def test_b64_failed_starts_leak_nothing(runs: int, programs: Path) -> None:
+async def test_failed_starts_leak_nothing(runs: int, programs: Path) -> None:
     async def fail(engine: actors.Engine, name: str, *, tty: bool) -> None:
         with pytest.raises(actors.SpawnFailed) as failed:
             await engine.spawn([programs / name], stdin="pipe", tty=tty)
@@ -275,7 +275,7 @@ async def sees_eof(child: actors.Child) -> None:
 
 
 @repeated(2, 10)
-async def test_b70_children_started_together_hold_no_pipe_of_each_other(
+async def test_children_started_together_hold_no_pipe_of_each_other(
     runs: int,
 ) -> None:
     word = tag()
@@ -328,7 +328,7 @@ asyncio.run(main())
     ],
     ids=["plain", "deaf"],
 )
-def test_b78_a_child_does_not_inherit_blocked_or_ignored_signals(
+def test_a_child_does_not_inherit_blocked_or_ignored_signals(
     ignored: list[int], blocked: list[int]
 ) -> None:
     words = [repr(list(map(int, numbers))) for numbers in (ignored, blocked)]
@@ -341,7 +341,7 @@ def test_b78_a_child_does_not_inherit_blocked_or_ignored_signals(
     assert term == b"15"
 
 
-async def test_b81_the_environment_is_the_clients_or_what_was_asked(
+async def test_the_environment_is_the_clients_or_what_was_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("BUG_TOKEN", "secret")
@@ -392,7 +392,7 @@ def lengthened(place: str, length: int, letter: str) -> str:
 
 @pytest.mark.parametrize("length", [107, 108, 130, 300])
 @pytest.mark.parametrize("letter", ["d", "ü"])
-async def test_b59_a_long_path_of_the_socket_works(
+async def test_a_long_path_of_the_socket_works(
     length: int, letter: str, short: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = len("/creche/run-0123456789abcdef/broker.sock")
@@ -405,7 +405,7 @@ async def test_b59_a_long_path_of_the_socket_works(
     assert not list(Path(place).rglob("run-*"))
 
 
-async def test_b59_both_sides_of_a_shared_broker_shorten_a_path_alike(
+async def test_both_sides_of_a_shared_broker_shorten_a_path_alike(
     short: str,
 ) -> None:
     endpoint = f"ipc://{lengthened(short, 200, 'ü')}/broker.sock"
@@ -414,7 +414,7 @@ async def test_b59_both_sides_of_a_shared_broker_shorten_a_path_alike(
             assert (await engine.run(["echo", "in"])).stdout == b"in\n"
 
 
-async def test_b59_a_name_too_long_for_any_socket_is_refused_with_the_limit(
+async def test_a_name_too_long_for_any_socket_is_refused_with_the_limit(
     short: str,
 ) -> None:
     path = f"{short}/{'n' * 108}"

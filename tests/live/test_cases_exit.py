@@ -244,7 +244,7 @@ async def test_an_end_right_behind_the_start_is_told(runs: int) -> None:
 # -- input and the end ---------------------------------------------------------
 
 
-async def test_b21_an_exit_is_told_while_stdin_is_open_and_full() -> None:
+async def test_an_exit_is_told_while_stdin_is_open_and_full() -> None:
     async with actors.Engine() as engine:
         child = await engine.spawn(program(LEAVES_ON_CUE, tag()), stdin="pipe")
         worker = parent(child.pid)
@@ -282,7 +282,7 @@ def open_files(pid: int) -> list[tuple[int, str, bool]]:
 
 @pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 5_000_000])
 @pytest.mark.parametrize("stderr", ["pipe", "stdout"])
-async def test_b16_one_long_line_is_only_bytes(size: int, stderr: str) -> None:
+async def test_one_long_line_is_only_bytes(size: int, stderr: str) -> None:
     retention = actors.OutputPolicy("block", MIB)
     whole = b"x" * size + b"\nafter-long-line\n"
     async with actors.Engine() as engine, asyncio.timeout(5 * LOADED):
@@ -314,7 +314,7 @@ async def longest_chunk(stream: actors.EventStream) -> int:
 
 
 @repeated(12_000, 20_000)
-async def test_b58_polls_that_are_given_up_lose_and_repeat_nothing(runs: int) -> None:
+async def test_polls_that_are_given_up_lose_and_repeat_nothing(runs: int) -> None:
     """Some are abandoned at a random moment, some while the broker stands still."""
     chance = random.Random(7)
     async with actors.Engine() as engine:
@@ -342,7 +342,7 @@ async def test_b58_polls_that_are_given_up_lose_and_repeat_nothing(runs: int) ->
         await child.aclose()
 
 
-async def test_b58_two_pollers_share_one_child_without_a_hole_or_a_repetition() -> None:
+async def test_two_pollers_share_one_child_without_a_hole_or_a_repetition() -> None:
     count = 20_000
     async with actors.Engine() as engine:
         child = await engine.spawn(
@@ -363,7 +363,7 @@ async def test_b58_two_pollers_share_one_child_without_a_hole_or_a_repetition() 
         await child.aclose()
 
 
-async def test_b58_each_stream_of_events_sees_every_byte() -> None:
+async def test_each_stream_of_events_sees_every_byte() -> None:
     count = 20_000
     async with actors.Engine() as engine:
         child = await engine.spawn(
@@ -394,7 +394,7 @@ while data := os.read(0, 99):
 
 @pytest.mark.parametrize("reading", [False, True])
 @pytest.mark.parametrize("limit", [1.0, pytest.param(5.0, marks=pytest.mark.soak)])
-async def test_b62_endless_output_neither_fills_memory_nor_stops_the_clock(
+async def test_endless_output_neither_fills_memory_nor_stops_the_clock(
     reading: bool, limit: float
 ) -> None:
     async with actors.Engine() as engine:

@@ -234,7 +234,7 @@ async def test_s39_a_kill_from_outside_is_told_as_a_signal() -> None:
 
 
 @pytest.mark.parametrize("way", ["kill", "terminate"])
-async def test_b19_a_kill_does_not_wait_for_a_blocked_write(way: str) -> None:
+async def test_a_kill_does_not_wait_for_a_blocked_write(way: str) -> None:
     bound = actors.Settings().stdin_queue
     async with actors.Engine() as engine:
         child = await engine.spawn(program(REST, tag()), stdin="pipe")

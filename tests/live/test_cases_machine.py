@@ -92,7 +92,7 @@ def highest(pid: int) -> int:
     "count",
     [8, pytest.param(1200, marks=[pytest.mark.soak, pytest.mark.timeout(300)])],
 )
-def test_b67_descriptors_may_have_numbers_over_1023(count: int, tmp_path: Path) -> None:
+def test_descriptors_may_have_numbers_over_1023(count: int, tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/shared/broker.sock"
     ballast = [sys.executable, "-c", WITH_BALLAST + EXECUTES]
     words = [endpoint, tag(), str(count)]
@@ -129,7 +129,7 @@ if "broker" in sys.orig_argv:
 
 
 @pytest.mark.parametrize("by", [7200, -7200])
-async def test_b82_a_clock_that_is_set_ends_nothing_early_or_late(
+async def test_a_clock_that_is_set_ends_nothing_early_or_late(
     by: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flag, installed = tmp_path / "flag", tmp_path / "installed"

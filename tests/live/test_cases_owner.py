@@ -336,7 +336,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("broken", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("how", ["close", "return", "raise", "SIGINT", "SIGTERM"])
-def test_b61_a_client_ends_at_once_although_its_broker_is_gone(
+def test_a_client_ends_at_once_although_its_broker_is_gone(
     how: str, broken: signal.Signals
 ) -> None:
     word = tag()
@@ -387,7 +387,7 @@ async def echoes(engine: actors.Engine) -> None:
 
 @pytest.mark.parametrize("still", [False, True], ids=["serving", "stopped"])
 @repeated(1, 20)
-async def test_b56_a_client_that_comes_again_under_its_name_is_answered(
+async def test_a_client_that_comes_again_under_its_name_is_answered(
     runs: int, still: bool, tmp_path: Path
 ) -> None:
     endpoint = f"ipc://{tmp_path}/shared/broker.sock"
@@ -412,7 +412,7 @@ async def test_b56_a_client_that_comes_again_under_its_name_is_answered(
             await again.aclose()
 
 
-async def test_b56_two_living_clients_of_one_name_both_work(tmp_path: Path) -> None:
+async def test_two_living_clients_of_one_name_both_work(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/shared/broker.sock"
     with serving(endpoint):
         async with (
@@ -475,7 +475,7 @@ asyncio.run(main())
         ),
     ],
 )
-async def test_b54_a_client_that_reads_late_or_stands_still_misses_nothing_unsaid(
+async def test_a_client_that_reads_late_or_stands_still_misses_nothing_unsaid(
     count: int, children: int, idle: float, tmp_path: Path
 ) -> None:
     endpoint = f"ipc://{tmp_path}/shared/broker.sock"
@@ -519,7 +519,7 @@ async def shown(engine: actors.Engine, **options: Any) -> set[str]:
     return {name for name in names if name.startswith("ENV")} - BY_PYTHON
 
 
-async def test_b81_no_secret_of_the_engine_is_seen_by_a_child(
+async def test_no_secret_of_the_engine_is_seen_by_a_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = f"ipc://{tmp_path}/shared/broker.sock"

@@ -30,7 +30,7 @@ async def read(child: actors.Child, limit: int) -> tuple[bytes, str, int]:
             return b"".join(data), "".join(text), dropped
 
 
-async def test_b14_small_polls_cut_no_character_and_lose_nothing() -> None:
+async def test_small_polls_cut_no_character_and_lose_nothing() -> None:
     async with actors.Engine() as engine:
         for limit in LIMITS:
             rounds = 2 * limit
@@ -42,7 +42,7 @@ async def test_b14_small_polls_cut_no_character_and_lose_nothing() -> None:
             await child.aclose()
 
 
-async def test_b14_a_start_that_was_cut_off_leaves_no_odd_character() -> None:
+async def test_a_start_that_was_cut_off_leaves_no_odd_character() -> None:
     whole = (ROUND * 20).encode()
     inside = [8, 9, 14, 15, 16]  # of a character of three or four bytes
     async with actors.Engine() as engine:

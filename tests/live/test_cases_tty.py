@@ -102,11 +102,11 @@ async def ready(engine: Engine, body: str, *words: str) -> Child:
     return child
 
 
-# -- B23: lines beyond 4095 bytes ----------------------------------------------
+# -- lines beyond 4095 bytes ---------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [4096, 5000, 9000])
-async def test_b23_a_line_is_whole_or_refused_and_later_ones_are_unharmed(
+async def test_a_line_is_whole_or_refused_and_later_ones_are_unharmed(
     size: int,
 ) -> None:
     line = b"L" * 4095
@@ -126,7 +126,7 @@ async def test_b23_a_line_is_whole_or_refused_and_later_ones_are_unharmed(
     assert last.exit_code == 0
 
 
-async def test_b23_raw_mode_takes_everything() -> None:
+async def test_raw_mode_takes_everything() -> None:
     data = random.Random(23).randbytes(60_000)
     async with actors.Engine() as engine:
         child = await ready(engine, READS_RAW, str(len(data)))
@@ -137,10 +137,10 @@ async def test_b23_raw_mode_takes_everything() -> None:
     assert last.exit_code == 0
 
 
-# -- B26: the end-of-file character in raw mode --------------------------------
+# -- the end-of-file character in raw mode -------------------------------------
 
 
-async def test_b26_closing_the_input_of_a_raw_terminal_types_nothing() -> None:
+async def test_closing_the_input_of_a_raw_terminal_types_nothing() -> None:
     async with actors.Engine() as engine:
         child = await ready(engine, LOGS_RAW)
         async with child:
@@ -161,11 +161,11 @@ def closed_all(child: Child) -> bool:
     return not os.listdir(f"/proc/{child.pid}/fd")
 
 
-# -- B28: a child that leaves its terminal for a while --------------------------
+# -- a child that leaves its terminal for a while -------------------------------
 
 
 @repeated(2, 20)
-async def test_b28_a_terminal_that_nobody_holds_for_a_while_is_not_at_its_end(
+async def test_a_terminal_that_nobody_holds_for_a_while_is_not_at_its_end(
     runs: int,
 ) -> None:
     async with actors.Engine() as engine:
@@ -184,10 +184,10 @@ async def test_b28_a_terminal_that_nobody_holds_for_a_while_is_not_at_its_end(
             await child.aclose()
 
 
-# -- B30: resizing -------------------------------------------------------------
+# -- resizing ------------------------------------------------------------------
 
 
-async def test_b30_each_size_is_seen_in_order_and_nonsense_is_refused() -> None:
+async def test_each_size_is_seen_in_order_and_nonsense_is_refused() -> None:
     async with actors.Engine() as engine:
         child = await engine.spawn(program(TELLS_SIZES, tag()), tty=True)
         async with child:
@@ -213,10 +213,10 @@ async def test_b30_each_size_is_seen_in_order_and_nonsense_is_refused() -> None:
             assert (await piped.poll(b"fine\n", wait=NOT_BLOCKED)).stdout == b"fine\n"
 
 
-# -- B31: the controlling terminal ---------------------------------------------
+# -- the controlling terminal --------------------------------------------------
 
 
-async def test_b31_the_byte_of_control_c_interrupts_the_child_alone() -> None:
+async def test_the_byte_of_control_c_interrupts_the_child_alone() -> None:
     async with actors.Engine() as engine:
         child = await engine.spawn(program(IS_INTERRUPTED, tag()), tty=True)
         async with child:
@@ -229,7 +229,7 @@ async def test_b31_the_byte_of_control_c_interrupts_the_child_alone() -> None:
             assert engine_processes(engine) == before
 
 
-async def test_b31_control_c_ends_the_job_and_leaves_its_shell(tmp_path: Path) -> None:
+async def test_control_c_ends_the_job_and_leaves_its_shell(tmp_path: Path) -> None:
     script, word = tmp_path / "shell", tag()
     script.write_text(
         "set -m\ntrap : INT\n"
@@ -257,11 +257,11 @@ def job_of(child: Child) -> int | None:
     return int(stat[5]) if name == "sleep\n" else None
 
 
-# -- B69: finished sessions give their terminals back --------------------------
+# -- finished sessions give their terminals back -------------------------------
 
 
 @repeated(4, 100)
-async def test_b69_an_ended_session_holds_no_terminal_whoever_forgets_it(
+async def test_an_ended_session_holds_no_terminal_whoever_forgets_it(
     runs: int,
 ) -> None:
     kept = []

@@ -71,7 +71,9 @@ async def printed(program: str) -> None:
             await result
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [TOP / "README.md", *PAGES], ids=lambda page: page.name
+)
 def test_every_link_leads_somewhere(page: Path) -> None:
     text = page.read_text()
     broken = []

@@ -23,7 +23,7 @@ ELSEWHERE = {
         "test_cases_exit.py::test_s24_the_last_bytes_before_an_exit_are_never_lost"
     ),
     "kill waiting behind a blocked stdin write": (
-        "test_cases_kill.py::test_b19_a_kill_does_not_wait_for_a_blocked_write"
+        "test_cases_kill.py::test_a_kill_does_not_wait_for_a_blocked_write"
     ),
     "signal death reported as -1": (
         "test_cases_kill.py::test_s39_a_signal_is_told_as_a_signal"

@@ -15,7 +15,7 @@ import pytest
 from actors import Engine, InvalidRequest, Limits, SpawnFailed
 from broker import passing
 from broker.wire import Kind
-from tests.helpers import eventually, parent
+from tests.helpers import SPAWN, eventually, parent
 from tests.live.children import client, engine_processes, program
 from tests.parts import serving
 
@@ -217,28 +217,10 @@ async def test_descriptors_without_a_spawn_and_a_spawn_without_them_leave_nothin
             await link.pass_fds(link.number(), (read, write))
             await link.ask(Kind.INFO)
             with pytest.raises(SpawnFailed) as caught:
-                await link.ask(Kind.SPAWN, body=spawn_body(3), payload=b"")
+                await link.ask(Kind.SPAWN, body=SPAWN | {"fds": 3}, payload=b"")
             assert caught.value.errno == errno.ETIMEDOUT
         os.close(read)
         os.close(write)
-
-
-def spawn_body(fds: int) -> dict[str, object]:
-    return {
-        "token": "t",
-        "scope": "",
-        "reader": None,
-        "chunks": 1,
-        "bytes": 1,
-        "release": False,
-        "kill_on_drop": True,
-        "fds": fds,
-        "detach_ttl": None,
-        "scope_capacity": None,
-        "client_capacity": None,
-        "queue": None,
-        "on_full": "refuse",
-    }
 
 
 async def test_a_spawn_waits_for_descriptors_that_come_later() -> None:
@@ -246,7 +228,9 @@ async def test_a_spawn_waits_for_descriptors_that_come_later() -> None:
         assert engine._opened is not None
         link = engine._opened.link
         request = link.number()
-        answer = link.ask(Kind.SPAWN, body=spawn_body(1), payload=b"", request=request)
+        answer = link.ask(
+            Kind.SPAWN, body=SPAWN | {"fds": 1}, payload=b"", request=request
+        )
         await link.ask(Kind.INFO)  # the broker has taken the spawn
         assert not answer.done()
         await link.pass_fds(request, (0,))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker import pipe, wire
+from broker import wire
 from broker.errors import ProtocolError
 from broker.pipe import Leg, LegClosed
 from broker.wire import Kind, Message
@@ -239,7 +239,7 @@ def test_more_descriptors_or_bytes_than_fit_are_refused_at_the_sender(
     legs: Legs,
 ) -> None:
     with pytest.raises(ProtocolError, match="254 descriptors"):
-        legs[0].send(small(1), fds=(0,) * (pipe.MAX_FDS + 1))
+        legs[0].send(small(1), fds=(0,) * (wire.MAX_FDS + 1))
     with pytest.raises(ProtocolError, match="payload of"):
         legs[0].send(write(1, bytes(wire.MAX_PAYLOAD + 1)))
     assert list(legs[1].receive()) == []
@@ -247,9 +247,9 @@ def test_more_descriptors_or_bytes_than_fit_are_refused_at_the_sender(
 
 def test_the_most_descriptors_that_fit_arrive(legs: Legs) -> None:
     left, right = legs
-    left.send(small(1), fds=(left.fileno(),) * pipe.MAX_FDS)
+    left.send(small(1), fds=(left.fileno(),) * wire.MAX_FDS)
     [(_, fds)] = right.receive()
-    assert len(set(fds)) == pipe.MAX_FDS
+    assert len(set(fds)) == wire.MAX_FDS
     for fd in fds:
         os.close(fd)
 

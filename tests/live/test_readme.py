@@ -44,9 +44,3 @@ def test_continuous_integration_runs_the_second_command_and_nothing_else() -> No
         'cd "$(dirname "$0")/.."',
         second.strip(),
     ]
-
-
-def test_every_link_leads_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#]+)", README)
-    assert links
-    assert [link for link in links if not (TOP / link).exists()] == []

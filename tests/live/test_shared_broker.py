@@ -21,7 +21,17 @@ from actors.spec import Spec
 from broker import auth, errors, wire
 from broker.link import Link
 from broker.wire import Kind, Message
-from tests.helpers import NOT_BLOCKED, alive, end, eventually, gone, python, tag, tagged
+from tests.helpers import (
+    NOT_BLOCKED,
+    SPAWN,
+    alive,
+    end,
+    eventually,
+    gone,
+    python,
+    tag,
+    tagged,
+)
 from tests.parts import (
     COUNTING_TREE,
     DAEMONS,
@@ -645,21 +655,7 @@ async def test_a_late_or_stale_spawn_starts_nothing(
         payload = launch(["touch", str(tmp_path / "ran")])
         async with peer(endpoint) as raw:
             clock = (await raw.hello()).body["clock"]
-            body = {
-                "token": "late",
-                "scope": "",
-                "reader": None,
-                "chunks": 1,
-                "bytes": 65536,
-                "release": False,
-                "kill_on_drop": True,
-                "fds": 0,
-                "detach_ttl": None,
-                "scope_capacity": None,
-                "client_capacity": None,
-                "queue": None,
-                "on_full": "refuse",
-            }
+            body = SPAWN | {"token": "late"}
             spawn = raw.message(Kind.SPAWN, body=body, payload=payload)
             for wrong in ({"epoch": raw.epoch - 1}, {"deadline": clock - 0.001}):
                 assert (await raw.ask(spawn._replace(**wrong))).kind is Kind.ERROR

@@ -326,9 +326,6 @@ async def test_s27_a_poll_of_a_terminal_returns_at_the_first_quiet() -> None:
         assert seen.wall_time < NOT_BLOCKED / 2
 
 
-PRINTS_AND_EXITS = "write(b'%08000d' % 7); os._exit(0)"
-
-
 @repeated(15, 3000)
 async def test_s24_nothing_that_was_written_before_the_end_is_lost(runs: int) -> None:
     async with actors.Engine() as engine:

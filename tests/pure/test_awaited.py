@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from actors.awaited import DYING, FIRST_LOOK, LAST_LOOK, Awaited
+from actors.awaited import FIRST_LOOK, LAST_LOOK, Awaited
 from actors.buffer import Log
 from actors.events import ExitStatus
-from actors.outlet import Ask, Progress
+from actors.outlet import DYING, Ask, Progress
 from broker.errors import InvalidRequest, SessionNotFound
 from broker.wire import STREAMS, Kind, Payload, unpack
 

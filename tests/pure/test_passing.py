@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 from broker.errors import ProtocolError, SpawnFailed
 from broker.passing import (
     HELD,
-    MAX_FDS,
     WAIT,
     Close,
     Pass,
@@ -17,7 +16,7 @@ from broker.passing import (
     frame,
     parse,
 )
-from broker.wire import Kind, Message
+from broker.wire import MAX_FDS, Kind, Message
 
 A, B = b"\0aaaa", b"\0bbbb"
 

@@ -46,6 +46,7 @@ from broker.router import (
 )
 from broker.watchers import TERMINAL
 from broker.wire import Kind, Message, decode, encode, unpack
+from tests.helpers import SPAWN
 
 T = TypeVar("T")
 EPOCH = 77
@@ -53,21 +54,6 @@ OWNER = b"owner"
 OTHER = b"other"
 A, B, OPERATOR = b"a", b"b", b"operator"
 
-SPAWN = {
-    "token": "t",
-    "scope": "",
-    "reader": None,
-    "chunks": 8,
-    "bytes": 4096,
-    "release": False,
-    "kill_on_drop": True,
-    "fds": 0,
-    "detach_ttl": None,
-    "scope_capacity": None,
-    "client_capacity": None,
-    "queue": None,
-    "on_full": "refuse",
-}
 KILL = {"grace": None, "timeout": 5.0, "cause": "killed", "release": False}
 RELEASE = KILL | {"release": True}
 POLL = {"stdout": 0, "stderr": 0, "wait": 1.0, "mode": "output", "limit": 1}

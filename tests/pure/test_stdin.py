@@ -7,10 +7,10 @@ import pytest
 
 from actors.events import ExitStatus
 from actors.launch import Launch
-from actors.outlet import Ask, Progress
+from actors.outlet import DYING, Ask, Progress
 from actors.settings import Settings, TtySize
 from actors.spec import Ambient, Spec
-from actors.stdin import DYING, Stdin
+from actors.stdin import Stdin
 from broker import errors
 from broker.wire import Kind, Payload
 

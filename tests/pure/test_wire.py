@@ -26,23 +26,9 @@ from broker.wire import (
     salvage,
     unpack,
 )
+from tests.helpers import SPAWN
 
 BIG = 2**63 - 1
-SPAWN = {
-    "token": "t",
-    "scope": "",
-    "reader": None,
-    "chunks": 1,
-    "bytes": 1,
-    "release": False,
-    "kill_on_drop": True,
-    "fds": 0,
-    "detach_ttl": None,
-    "scope_capacity": None,
-    "client_capacity": None,
-    "queue": None,
-    "on_full": "refuse",
-}
 KILL = {"grace": None, "timeout": 5.0, "cause": "killed", "release": False}
 POLL = {"stdout": 0, "stderr": 0, "wait": 0.0, "mode": "output", "limit": 1}
 
@@ -63,7 +49,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "after": st.none() | whole,
     "bytes": positive,
     "capture": st.booleans(),
-    "cause": st.text(max_size=32),
+    "cause": st.sampled_from(("killed", "owner-drop", "evicted")),
     "chunks": positive,
     "clock": seconds,
     "cols": st.integers(1, 65535),
