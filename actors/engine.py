@@ -338,10 +338,13 @@ def _settings(given: object) -> Settings:
 
 
 def _check_endpoint(endpoint: object, keys: object) -> None:
+    tcp = isinstance(endpoint, str) and endpoint.startswith("tcp://")
+    if keys is not None and not tcp:
+        raise errors.InvalidRequest("keys", "are for an endpoint of tcp:// alone")
     if endpoint is None:
         return
     if not isinstance(endpoint, str):
         raise errors.InvalidRequest("endpoint", "is a text such as ipc:///PATH")
-    if endpoint.startswith("tcp://") and keys is None:
+    if tcp and keys is None:
         raise errors.InvalidRequest("keys", "tcp:// needs a directory of keys")
     auth.endpoint_path(endpoint)

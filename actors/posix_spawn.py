@@ -45,7 +45,7 @@ def spawn(
             ctypes.byref(pid),
             path,
             actions,
-            _attributes(),
+            _ATTRIBUTES,
             _words(argv),
             _words([key + b"=" + value for key, value in env.items()]),
         )
@@ -83,3 +83,7 @@ def _words(words: Sequence[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
 def _check(refusal: int) -> None:
     if refusal:
         raise OSError(refusal, os.strerror(refusal))
+
+
+_ATTRIBUTES: Final = _attributes()
+"""The same for every start, so made once."""

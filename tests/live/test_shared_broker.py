@@ -141,6 +141,13 @@ def test_a_client_refuses_tcp_without_keys() -> None:
     assert refused.value.field == "keys"
 
 
+@pytest.mark.parametrize("where", [None, "ipc:///tmp/broker.sock"])
+def test_keys_are_not_ignored_where_none_are_used(where: str | None) -> None:
+    with pytest.raises(actors.InvalidRequest, match="tcp://") as refused:
+        actors.Engine(where, keys="/keys")
+    assert refused.value.field == "keys"
+
+
 @pytest.mark.parametrize(
     ("key", "why"),
     [
