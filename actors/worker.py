@@ -163,8 +163,7 @@ class Worker:
             session = Session(message.session, message.epoch, launch, self, self.home)
             session.start(time.monotonic, fds)
         except errors.EngineError as error:
-            self._refuse(message, error)
-            self._idle(message.session, message.epoch)
+            self._refuse(message, error)  # which says that this worker is idle, too
             return
         self.session = session
         if launch.paused:
@@ -181,16 +180,13 @@ class Worker:
         }
         self.send(message.reply(Kind.REPLY, body))
 
-    def _idle(self, number: int, epoch: int) -> None:
-        self.send(Message(Kind.IDLE, 0, 0, number, epoch))
-
     def _release(self) -> None:
         """Go idle once the session is released and its tree is proven gone."""
         session = self.session
         if session is not None and session.over:
             session.finish()
             self.session = None
-            self._idle(session.number, session.epoch)
+            self.send(Message(Kind.IDLE, 0, 0, session.number, session.epoch))
 
     # -- reaping ----------------------------------------------------------------
 

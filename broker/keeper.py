@@ -333,6 +333,7 @@ class Keeper:
             self._announce(session, "failed", failed)
             self._answer_pending(session, errors.SessionNotFound())
             self._forget(session)
+            self._worker_idle(session.worker, None)
             return
         session.answer = message
         self._announce(session, "running")

@@ -31,6 +31,7 @@ time.sleep(10)
 """
 
 
+@pytest.mark.alone
 async def test_a_storm_of_forks_ends_with_its_cgroup() -> None:
     word = tag()
     async with actors.Engine() as engine:

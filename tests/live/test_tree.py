@@ -437,6 +437,7 @@ for member in members:
     assert result["alive"] == []
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("way", WAYS)
 def test_a_comet_that_forks_and_exits_without_end_is_swept(
     way: dict[str, bool],
@@ -464,6 +465,7 @@ members = hear(1)
     assert result["survivors"] == []
 
 
+@pytest.mark.alone
 def test_a_storm_that_replaces_its_dead_is_swept() -> None:
     storm = """
 def spark():
