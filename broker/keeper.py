@@ -191,6 +191,7 @@ class Keeper:
 
     def _leaves(self, session: Session) -> None:
         session.state = State.LEAVING
+        self._room = True  # one that has ended takes none any more
         self.ttls.pop(session.id, None)
         self.retention.forget(session)
 

@@ -176,7 +176,8 @@ async def test_full_queues_do_not_outlive_the_owner() -> None:
             del child
         await asyncio.to_thread(gone, word, 5)
         await asyncio.to_thread(eventually, lambda: not pipes & pipes_of(worker))
-        assert (await engine.info()).counts["sessions"] == 0
+        while (await engine.info()).counts["sessions"]:
+            await asyncio.sleep(0)  # its worker says so a moment later
 
 
 async def test_what_a_program_says_before_it_fails_is_kept() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, assert_never
 
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import Phase, settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -457,6 +457,9 @@ def test_s5_an_end_that_nobody_was_told_of_takes_room(shared: World) -> None:
     shared.push(worker, Kind.EXITED, session)
     shared.hello(b"again")
     full(shared.ask(b"again", Kind.SPAWN, body=SPAWN | SCOPE | {"token": "u"}))
+    asked, started = spawning(shared, b"again", queue=5.0, **SCOPE)
+    assert started == []
+    assert starts(shared.ask(b"again", Kind.KILL, session, RELEASE)) == [asked]
 
 
 @pytest.mark.parametrize("how", ["released and ended", "released", "lost", "captured"])
@@ -2516,4 +2519,9 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(stateful_step_count=60, deadline=None)
+TestTraffic.settings = settings(
+    stateful_step_count=60,
+    deadline=None,
+    # Shrinking takes minutes: a failure is told as it was found.
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
