@@ -4,6 +4,7 @@ import asyncio
 import gc
 import inspect
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from tests.helpers import NOT_BLOCKED, eventually
 settings.register_profile("patient", deadline=None)  # a busy machine proves nothing
 settings.load_profile("patient")
 tree.become_subreaper()  # whatever escapes an engine shows up as our own child
+# What a plain shell runs behind itself has SIGINT ignored, and so has all it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
