@@ -118,8 +118,14 @@ def holdings(runtime_dir: Path) -> dict[str, set[str]]:
         "processes": {describe(pid) for pid in tree.descendants(os.getpid())},
         "descriptors": fds,
         "threads": {f"{t.name} {t.ident}" for t in threading.enumerate()},
-        "files": {str(path) for path in runtime_dir.rglob("run-*")},
+        "files": set(run_directories(runtime_dir)),
     }
+
+
+def run_directories(runtime_dir: Path) -> Iterator[str]:
+    """Yield those of engines; one that goes meanwhile is none."""
+    for place, names, _ in os.walk(runtime_dir):
+        yield from (f"{place}/{name}" for name in names if name.startswith("run-"))
 
 
 def describe(pid: int) -> str:
