@@ -57,7 +57,7 @@ class Credit:
         due = self.chunks - self._told_chunks >= chunk_step
         if due or sequence - self._told >= self.step:
             self._told_chunks, self._told = self.chunks, sequence
-            body = {"chunks": self.chunks, "sequence": sequence}
+            body = {"chunks": self.chunks, "sequence": sequence, "local": True}
             self.link.post(Kind.CREDIT, self.session, self.request, body)
 
 

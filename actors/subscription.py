@@ -60,7 +60,7 @@ class LifecycleStream:
                 self._waiters.discard(waiter)
         self._taken += 1
         if self._taken % STEP == 0 and self._link.lost is None:
-            body = {"chunks": self._taken, "sequence": 0}
+            body = {"chunks": self._taken, "sequence": 0, "local": True}
             self._link.post(Kind.CREDIT, 0, self._number, body)
         return self._inbox.popleft()
 

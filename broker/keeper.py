@@ -38,7 +38,7 @@ from broker.registry import (
 )
 from broker.retention import READABLE, Retention
 from broker.watchers import Watchers
-from broker.wire import Kind, Message
+from broker.wire import Head, Kind, Message
 
 if TYPE_CHECKING:
     from broker.batches import Batch
@@ -249,6 +249,23 @@ class Keeper:
             if peer is not None and noted is not None:
                 self._out.append(ToClient(peer, noted))
 
+    def peer_for(self, worker: int, head: Head) -> bytes | None:
+        """Return the client that a worker's frame can be passed on to unread.
+
+        None: there is more to it than that, so `handle` has to take it.
+        """
+        session = self.sessions.get(head.session)
+        if session is None or self.slots.get(worker) != head.session:
+            return None
+        peer = self.peers.get(head.client)
+        if head.kind in _PASSED_ON:
+            return peer
+        ask = Ask(head.client, head.request)
+        if peer is None or session.pending.get(ask) not in _PLAIN:
+            return None
+        del session.pending[ask]
+        return peer
+
     def _note(self, session: Session, message: Message) -> Message | None:
         """Keep the registry in step with what a worker's message says.
 
@@ -450,3 +467,9 @@ _ANSWERS: Final = frozenset(
     }
 )
 """What a worker may send to a client."""
+
+_PASSED_ON: Final = frozenset({int(Kind.CHUNK), int(Kind.PLACED)})
+"""What of a worker's is output, and nothing else."""
+
+_PLAIN: Final = frozenset({Kind.WRITE, Kind.POLL, Kind.READ})
+"""Requests whose answer says nothing that concerns the broker."""

@@ -1,12 +1,11 @@
 """The worker leg: the wire's messages over an AF_UNIX stream socketpair.
 
-A frame is a fixed header, the control frame and the payload::
+Before each frame of the wire come its length and the number of its descriptors::
 
-    control length u16 | descriptors u8 | payload length u32 | control | payload
+    length u32 | descriptors u8 | frame
 
-little endian; a payload length of `_NO_PAYLOAD` says that there is none, which is not
-the same as an empty one. File descriptors travel by SCM_RIGHTS with the first byte of
-the frame that announces them.
+little endian. File descriptors travel by SCM_RIGHTS with the first byte of what
+announces them.
 
 Theory of operation. Every call returns at once. Sending writes what the kernel takes
 and queues the rest in three lanes: the one frame that is half-written, the urgent
@@ -40,8 +39,7 @@ __all__ = ["Incoming", "Leg", "LegClosed"]
 Incoming = tuple[wire.Message, tuple[int, ...]]
 """A message and the descriptors that came with it; the receiver must close them."""
 
-_HEADER: Final = struct.Struct("<HBI")
-_NO_PAYLOAD: Final = 0xFFFF_FFFF
+_PREFIX: Final = struct.Struct("<IB")
 _SEND_BUFFER: Final = 256 * 1024
 # 64 KiB payloads one way: 1.3 GB/s with 64 KiB, 2.0 to 3.2 with 256, no more with 1024;
 # and what lies in the kernel can no longer be overtaken. net.core.wmem_max clamps it.
@@ -56,6 +54,7 @@ _ANCILLARY: Final = _socket.CMSG_SPACE(wire.MAX_FDS * 4)
 _SCRATCH: Final = memoryview(
     mmap.mmap(-1, _SCRATCH_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 )
+_WHOLE_SCRATCH: Final = [_SCRATCH]
 
 
 class LegClosed(EOFError):
@@ -137,7 +136,15 @@ class Leg:
             ProtocolError: the message or the number of descriptors is over the limits.
             OSError: the kernel holds no more descriptors, queued or in flight.
         """
-        parts = _encode(message, len(fds))
+        self._send(_encode(message, len(fds)), urgent=urgent, fds=fds)
+
+    def forward(self, frame: wire.Payload, *, urgent: bool = False) -> None:
+        """Send a frame as it came from another leg, without decoding it."""
+        self._send([_PREFIX.pack(len(frame), 0), frame], urgent=urgent, fds=())
+
+    def _send(
+        self, parts: list[wire.Payload], *, urgent: bool, fds: tuple[int, ...]
+    ) -> None:
         if self._lost:
             return
         written = 0 if self.queued else self._write(parts, fds)
@@ -173,13 +180,24 @@ class Leg:
             ProtocolError: a frame breaks the rules; close the leg, as nothing that
                 follows can be understood.
         """
-        arrived: list[Incoming] = []
+        for frame, fds in self.frames():
+            yield wire.decode(_kept(frame)), fds
+
+    def frames(self) -> Iterator[tuple[memoryview, tuple[int, ...]]]:
+        """Do what `receive` does, with frames as they came.
+
+        They are valid until the next read of any leg.
+        """
+        arrived: list[memoryview] = []
         failure: Exception | None = None
         try:
             self._take(arrived)
         except (LegClosed, ProtocolError) as end:
             failure = end
-        yield from arrived
+        for prefixed in arrived:
+            count = prefixed[_PREFIX.size - 1]
+            fds = self._take_fds(count) if count else ()
+            yield prefixed[_PREFIX.size :], fds
         if failure is not None:
             raise failure
 
@@ -227,7 +245,10 @@ class Leg:
             while lane:
                 lane.popleft().close_fds()
 
-    def _take(self, arrived: list[Incoming]) -> None:
+    def _take(self, arrived: list[memoryview]) -> None:
+        if not self._rest and not self._partial:  # nearly always
+            self._cut(self._read(_WHOLE_SCRATCH), arrived)
+            return
         start, room = len(self._rest), len(self._partial) - self._filled
         _SCRATCH[:start] = self._rest
         count = self._read(
@@ -238,7 +259,7 @@ class Leg:
             if count < room:
                 return
             whole, self._partial, self._filled = self._partial, bytearray(), 0
-            arrived.append(self._message(memoryview(whole), lasting=True))
+            arrived.append(memoryview(whole))
         self._cut(start + max(count - room, 0), arrived)
 
     def _read(self, buffers: list[memoryview]) -> int:
@@ -259,33 +280,31 @@ class Leg:
             raise ProtocolError("descriptors came that no frame announced")
         return count
 
-    def _cut(self, end: int, arrived: list[Incoming]) -> None:
+    def _cut(self, end: int, arrived: list[memoryview]) -> None:
         at = 0
-        while end - at >= _HEADER.size:
-            size = _frame_size(*_HEADER.unpack_from(_SCRATCH, at))
+        while end - at >= _PREFIX.size:
+            size = _prefixed_size(*_PREFIX.unpack_from(_SCRATCH, at))
             if end - at < size:
                 self._partial = bytearray(size)
                 self._partial[: end - at] = _SCRATCH[at:end]
                 self._filled = end - at
                 at = end
                 break
-            frame = _SCRATCH[at : at + size]
-            arrived.append(self._message(frame, lasting=False))
+            arrived.append(_SCRATCH[at : at + size])
             at += size
         self._rest = bytes(_SCRATCH[at:end])
 
-    def _message(self, frame: memoryview, *, lasting: bool) -> Incoming:
-        control, count, payload = _HEADER.unpack_from(frame)
-        body = _HEADER.size + control
-        data: wire.Payload | None = None
-        if payload != _NO_PAYLOAD:
-            data = frame[body:] if lasting else bytes(frame[body:])
-        message = wire.decode(frame[_HEADER.size : body], data)
+    def _take_fds(self, count: int) -> tuple[int, ...]:
         if count > len(self._fds):
             # The kernel drops what this process may not open; so this is as likely its
             # own file limit as the peer's fault. Either way the message is no use.
             raise ProtocolError(f"{len(self._fds)} of {count} descriptors arrived")
-        return message, tuple(self._fds.popleft() for _ in range(count))
+        return tuple(self._fds.popleft() for _ in range(count))
+
+
+def _kept(frame: memoryview) -> memoryview:
+    """Return a frame that outlives the next read."""
+    return memoryview(bytes(frame)) if frame.obj is _SCRATCH.obj else frame
 
 
 def _encode(message: wire.Message, fds: int) -> list[wire.Payload]:
@@ -293,22 +312,19 @@ def _encode(message: wire.Message, fds: int) -> list[wire.Payload]:
     if fds > wire.MAX_FDS:
         raise ProtocolError(f"a message with {fds} descriptors: {wire.MAX_FDS} fit")
     if payload is None:
-        return [_HEADER.pack(len(control), fds, _NO_PAYLOAD) + control]
+        return [_PREFIX.pack(len(control), fds) + control]
     if len(payload) > wire.MAX_PAYLOAD:
         raise ProtocolError(
             f"a payload of {len(payload)} bytes: {wire.MAX_PAYLOAD} fit"
         )
-    return [_HEADER.pack(len(control), fds, len(payload)) + control, payload]
+    return [_PREFIX.pack(len(control) + len(payload), fds) + control, payload]
 
 
-def _frame_size(control: int, fds: int, payload: int) -> int:
+def _prefixed_size(frame: int, fds: int) -> int:
     """Return the bytes of a frame, refusing it before any memory is set aside."""
-    payload = 0 if payload == _NO_PAYLOAD else payload
-    if control > wire.MAX_CONTROL or payload > wire.MAX_PAYLOAD or fds > wire.MAX_FDS:
-        raise ProtocolError(
-            f"a frame of {control} + {payload} bytes and {fds} descriptors"
-        )
-    return _HEADER.size + control + payload
+    if frame > wire.MAX_FRAME or fds > wire.MAX_FDS:
+        raise ProtocolError(f"a frame of {frame} bytes and {fds} descriptors")
+    return _PREFIX.size + frame
 
 
 def _after(parts: Iterable[wire.Payload], written: int) -> list[memoryview]:

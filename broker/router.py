@@ -73,7 +73,7 @@ from broker.registry import (
     ToClient,
     WorkerGone,
 )
-from broker.wire import Kind, Message, pack
+from broker.wire import Head, Kind, Message, pack
 
 FIRST_SESSION: Final = 1000
 START_TIMEOUT: Final = 30.0
@@ -230,6 +230,30 @@ class Router(Keeper):
             self._stop_all(session, client)
 
     # -- commands ---------------------------------------------------------------
+
+    def worker_for(self, peer: bytes, head: Head, now: float) -> int | None:
+        """Return the worker that a client's frame can be passed on to unread.
+
+        None: there is more to it than that, so `handle` has to take it. What comes
+        most, input and credit, takes 2 us this way, and 30 by `handle`.
+        """
+        client, session = self.clients.get(peer), self.sessions.get(head.session)
+        if (
+            client is None
+            or session is None
+            or head.kind not in _PASSED_ON
+            or head.client != client.id
+            or head.epoch != self.epoch
+            or head.deadline
+            or session.state in (State.LEAVING, State.LOST)
+            or not self._may(client, session)
+        ):
+            return None
+        if head.kind == Kind.WRITE:
+            session.used = now
+            if head.request:
+                session.pending[Ask(client.id, head.request)] = Kind.WRITE
+        return session.worker
 
     def _from_client(self, peer: bytes, message: Message) -> None:
         client = self.clients.get(peer)
@@ -643,6 +667,9 @@ _FORWARDED: Final = _kinds(
     Kind.APPEND,
 )
 """Commands that go to the session's worker, unread."""
+
+_PASSED_ON: Final = _kinds(Kind.WRITE, Kind.CREDIT)
+"""What of a client's is for the worker alone."""
 
 _START_TERMS: Final = ("reader", "chunks", "bytes", "release")
 """What a START takes over from its SPAWN."""

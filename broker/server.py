@@ -16,9 +16,11 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import zmq
+from zmq.backend import Socket as Calls  # sugar's send takes three times as long
 
 from broker import auth, errors, lease, passing, pool, registry, router, wire
 from broker.pipe import Leg, LegClosed
@@ -36,6 +38,9 @@ SPARE_FDS: Final = 200
 LAST_FDS: Final = 32
 """Descriptors that no client's lifeline may take: for sessions, and to go on at all."""
 TICKET: Final = 16
+NOBLOCK: Final = int(zmq.NOBLOCK)
+MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+RCVMORE: Final = int(zmq.RCVMORE)
 
 
 class Lifeline:
@@ -91,28 +96,23 @@ class Outbox:
     """What one client has not taken yet: control, then data."""
 
     def __init__(self) -> None:
-        self.control: deque[list[Any]] = deque()
-        self.data: deque[list[Any]] = deque()
+        self.control: deque[bytes] = deque()
+        self.data: deque[bytes] = deque()
 
     def __bool__(self) -> bool:
         return bool(self.control or self.data)
 
-    def put(self, message: Message, frames: list[Any]) -> None:
-        """Queue a message in its lane."""
-        (self.data if in_data_lane(message) else self.control).append(frames)
-
-    def next(self) -> deque[list[Any]]:
+    def next(self) -> deque[bytes]:
         """Return the lane to send from."""
         return self.control or self.data
 
 
-def in_data_lane(message: Message) -> bool:
+def in_data_lane(kind: int, request: int) -> bool:
     """Return whether a message for a client keeps its place behind output.
 
     A reader's own Exited and Closed come after its chunks.
     """
-    ends = message.kind in (Kind.EXITED, Kind.CLOSED) and message.request != 0
-    return ends or message.kind in BULK
+    return kind in BULK or (kind in (Kind.EXITED, Kind.CLOSED) and request != 0)
 
 
 class Server:
@@ -123,6 +123,9 @@ class Server:
     ) -> None:
         self.rules = rules
         self.clients = clients
+        self.receive = partial(Calls.recv, clients, NOBLOCK)
+        self.send = partial(Calls.send, clients)
+        self.clients_say = partial(Calls.get, clients)
         self.control = control
         self.page = page
         self.epoll = select.epoll()
@@ -221,20 +224,39 @@ class Server:
         """Take what clients sent, a bounded number at a time."""
         for _turn in range(DRAIN):
             try:
-                frames = self.clients.recv_multipart(zmq.NOBLOCK)
+                peer = self.receive()
             except zmq.Again:
                 self.more_from_clients = False
                 return
-            self._from_client(frames[0], frames[1:])
+            frame = self.receive()
+            more = self._receive_rest()
+            if len(peer) != 5 or peer[0] != 0:
+                continue  # a routing id of its own choice: it might be somebody's
+            if more:
+                fault = errors.ProtocolError("a message has one frame")
+                self._refuse(peer, wire.salvage(frame), fault)
+            else:
+                self._from_client(peer, frame)
         self.more_from_clients = True
 
-    def _from_client(self, peer: bytes, frames: list[bytes]) -> None:
-        if len(peer) != 5 or peer[0] != 0:
-            return  # a routing id of its own choice: it might be somebody's
+    def _receive_rest(self) -> bool:
+        """Take what follows the one frame of a message; whatever does is refused."""
+        more = False
+        while self.clients_say(RCVMORE):
+            more = True
+            self.receive()
+        return more
+
+    def _from_client(self, peer: bytes, frame: bytes) -> None:
+        head = wire.head(frame)
+        worker = head and self.rules.worker_for(peer, head, time.monotonic())
+        if head and worker:
+            self._forward(worker, head, frame)
+            return
         try:
-            message = decoded(frames)
+            message = wire.decode(frame)
         except errors.ProtocolError as broken:
-            self._refuse(peer, wire.salvage(frames[0]), broken)
+            self._refuse(peer, wire.salvage(frame), broken)
             return
         if message.kind is Kind.HELLO:
             self._hello(peer, message)
@@ -288,20 +310,27 @@ class Server:
         )
 
     def _send(self, peer: bytes, message: Message) -> None:
-        frames: list[Any] = [peer, wire.encode(message)]
+        frame = wire.encode(message)
         if message.payload is not None:
-            frames.append(message.payload)
+            frame += message.payload
+        self._send_frame(peer, message.kind, message.request, frame)
+
+    def _send_frame(
+        self, peer: bytes, kind: int, request: int, frame: wire.Payload
+    ) -> None:
         outbox = self.outboxes.get(peer)
         if outbox is None:
-            if self._offer(frames):
+            if self._offer(peer, frame):
                 return
             outbox = self.outboxes[peer] = Outbox()
-        outbox.put(message, frames)
+        lane = outbox.data if in_data_lane(kind, request) else outbox.control
+        lane.append(bytes(frame))
 
-    def _offer(self, frames: list[Any]) -> bool:
+    def _offer(self, peer: bytes, frame: wire.Payload) -> bool:
         """Hand a message to libzmq; False when this client's queue is full."""
         try:
-            self.clients.send_multipart(frames, zmq.NOBLOCK)
+            self.send(peer, MORE)
+            self.send(frame, NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as gone:
@@ -313,7 +342,7 @@ class Server:
         outbox = self.outboxes[peer]
         while outbox:
             queue = outbox.next()
-            if not self._offer(queue[0]):
+            if not self._offer(peer, queue[0]):
                 return
             queue.popleft()
         del self.outboxes[peer]
@@ -422,6 +451,13 @@ class Server:
         close_all(fds)  # the worker has its own
         self._watch_writes(leg)
 
+    def _forward(self, worker: int, head: wire.Head, frame: bytes) -> None:
+        """Pass a client's frame on to a worker, unread."""
+        leg = self.legs.get(worker)
+        if leg is not None:
+            leg.forward(frame, urgent=head.kind not in BULK)
+            self._watch_writes(leg)
+
     def _watch_writes(self, leg: Leg) -> None:
         """Have the loop flush a leg as long as it has not taken everything."""
         fd = leg.fileno()
@@ -440,13 +476,24 @@ class Server:
         if not events & ~select.EPOLLOUT:
             return
         try:
-            for message in leg.messages():
-                self.happen(registry.FromWorker(worker, message))
+            for frame, fds in leg.frames():
+                close_all(fds)  # no worker has any to give
+                self._from_worker(worker, frame)
         except (LegClosed, errors.ProtocolError):
             # The pool tells when the worker is reaped and its orphans are gone; without
             # a leg it is of no use, and its own child may keep it from being reaped.
             self._close_leg(worker)
             self._condemn(worker)
+
+    def _from_worker(self, worker: int, frame: memoryview) -> None:
+        head = wire.head(frame)
+        peer = head and self.rules.peer_for(worker, head)
+        if head and peer:
+            self._send_frame(peer, head.kind, head.request, frame)
+        else:
+            # Kept: it may lie in the memory that the next read of a leg fills.
+            message = wire.decode(memoryview(bytes(frame)))
+            self.happen(registry.FromWorker(worker, message))
 
     def _close_leg(self, worker: int) -> None:
         leg = self.legs.pop(worker, None)
@@ -501,24 +548,13 @@ class Server:
             os._exit(0)
 
 
-def decoded(frames: list[bytes]) -> Message:
-    """Return the message in a client's frames.
-
-    Raises:
-        ProtocolError: it is none.
-    """
-    if len(frames) > 2:
-        raise errors.ProtocolError("a message has one or two frames")
-    return wire.decode(*frames)
-
-
 def open_socket(listener: socket.socket, path: bytes) -> Any:
     """Return the clients' ROUTER socket on an already listening descriptor."""
     clients = zmq.Context(io_threads=1).socket(zmq.ROUTER)
     clients.setsockopt(zmq.LINGER, 0)
     clients.setsockopt(zmq.ROUTER_MANDATORY, 1)
     clients.setsockopt(zmq.ROUTER_HANDOVER, 0)
-    clients.setsockopt(zmq.MAXMSGSIZE, wire.MAX_PAYLOAD)
+    clients.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME)
     clients.setsockopt(zmq.SNDHWM, QUEUE)
     clients.setsockopt(zmq.RCVHWM, QUEUE)
     clients.setsockopt(zmq.HANDSHAKE_IVL, 3000)

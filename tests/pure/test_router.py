@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, assert_never
 
@@ -15,7 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from broker import admission, errors, keeper, registry, retention, watchers
+from broker import admission, errors, keeper, registry, retention, watchers, wire
 from broker.keeper import DROP_TIMEOUT, HUNG_MARGIN
 from broker.registry import (
     LIVE,
@@ -91,6 +92,10 @@ STATUS = {"status": [0]}
 NOT_FOUND = {"code": errors.SessionNotFound.code, "values": []}
 
 
+def frame(message: Message) -> bytes:
+    return encode(message) + bytes(message.payload or b"")
+
+
 class World:
     """A router, and hands to push what is around it."""
 
@@ -103,11 +108,39 @@ class World:
         self.clients: dict[bytes, int] = {}
 
     def happen(self, event: Event) -> list[Action]:
+        if isinstance(event, FromClient | FromWorker):
+            return self._unread_and_read(event)
+        return self._handle(event)
+
+    def _handle(self, event: Event) -> list[Action]:
         actions = self.router.handle(event, self.now)
         for action in actions:
             if isinstance(action, ToClient | ToWorker):  # it has to fit on the wire
-                message = action.message
-                assert decode(encode(message), message.payload) == message
+                assert decode(frame(action.message)) == action.message
+        return actions
+
+    def _unread_and_read(self, event: FromClient | FromWorker) -> list[Action]:
+        """Have a message passed on by its header, in a copy: that makes no difference.
+
+        Where its header says too little it is not passed on.
+        """
+        head = wire.head(frame(event.message))
+        if head is None:
+            return self._handle(event)
+        copy = deepcopy(self.router)
+        unread: Action | None = None
+        if isinstance(event, FromClient):
+            worker = copy.worker_for(event.peer, head, self.now)
+            if worker is not None:
+                unread = ToWorker(worker, event.message)
+        else:
+            peer = copy.peer_for(event.worker, head)
+            if peer is not None:
+                unread = ToClient(peer, event.message)
+        actions = self._handle(event)
+        if unread is not None:
+            assert actions == [unread]
+            assert copy.sessions == self.router.sessions
         return actions
 
     def hello(
@@ -992,7 +1025,7 @@ def test_a_foreign_session_is_not_there(shared: World, kind: Kind) -> None:
 def test_a_credit_is_never_answered_not_even_with_an_error(shared: World) -> None:
     session, _ = shared.started(A)
     for number in (session, 4711):
-        credit = shared.message(B, Kind.CREDIT, number, request=7)
+        credit = shared.message(B, Kind.CREDIT, number, taken(1), request=7)
         assert shared.happen(FromClient(B, credit)) == []
 
 
@@ -1006,9 +1039,49 @@ def test_the_operator_reaches_every_session(shared: World) -> None:
 
 def test_a_credit_waits_for_no_answer(world: World) -> None:
     session, worker = world.started()
-    body = {"chunks": 1, "sequence": 1}
-    assert told(world.ask(A, Kind.CREDIT, session, body)) == [(worker, Kind.CREDIT)]
+    asked = world.ask(A, Kind.CREDIT, session, taken(1))
+    assert told(asked) == [(worker, Kind.CREDIT)]
     assert world.router.sessions[session].pending == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"client": 99},
+        {"epoch": EPOCH - 1},
+        {"deadline": 1.0},
+        {"session": 99},
+        {"kind": Kind.REPLY, "body": {}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_input_is_passed_on_unread_to_whom_it_may_concern_alone(
+    world: World, change: dict[str, Any]
+) -> None:
+    session, worker = world.started()
+    message = world.message(A, Kind.WRITE, session)
+    head = wire.head(frame(message))
+    other = wire.head(frame(message._replace(**change)))
+    assert head is not None
+    assert other is not None
+    assert world.router.worker_for(A, head, 0.0) == worker
+    assert world.router.worker_for(A, other, 0.0) is None
+    assert world.router.worker_for(b"nobody", head, 0.0) is None
+
+
+def test_output_is_passed_on_unread_of_the_workers_own_session_alone(
+    world: World,
+) -> None:
+    mine, worker = world.started()
+    _, other = world.started(A, token="other")
+    body = {"stream": "stdout", "offset": 0, "sequence": 0}
+    chunk = Message(Kind.CHUNK, world.clients[A], 7, mine, EPOCH, 0.0, body, b"x")
+    head, unknown = wire.head(frame(chunk)), wire.head(frame(chunk._replace(client=99)))
+    assert head is not None
+    assert unknown is not None
+    assert world.router.peer_for(worker, head) == A
+    assert world.router.peer_for(other, head) is None
+    assert world.router.peer_for(worker, unknown) is None
 
 
 @pytest.mark.parametrize(
@@ -1736,8 +1809,8 @@ def test_s52_a_slow_watcher_is_told_how_much_it_missed(
     assert len(world.router.watchers) == 1
 
 
-def taken(count: int) -> dict[str, int]:
-    return {"chunks": count, "sequence": 0}
+def taken(count: int) -> dict[str, Any]:
+    return {"chunks": count, "sequence": 0, "local": True}
 
 
 @pytest.mark.parametrize("how", ["stopped", "gone"])
