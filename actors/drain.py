@@ -77,11 +77,11 @@ class Drain:
         self._listener = listener
         self._targets: dict[str, int] | None = None
 
-    def wanted(self) -> list[int]:
+    def wanted(self) -> tuple[int, ...]:
         """Return the descriptors that are to be read."""
         if self.held or self.cut_off:
-            return []
-        return list(self._pipes.outputs.values())
+            return ()
+        return tuple(self._pipes.outputs.values())
 
     def ready(self, fd: int) -> None:
         """Read from a descriptor, if it is one of these."""

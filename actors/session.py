@@ -126,13 +126,9 @@ class Session:
 
     # -- what the worker watches ------------------------------------------------
 
-    def watched(self) -> dict[int, int]:
-        """Return descriptor → poll events for the selector loop."""
-        wanted = dict.fromkeys(self.drain.wanted(), POLLIN)
-        writable = self.stdin.wanted()
-        if writable is not None:
-            wanted[writable] = POLLOUT
-        return wanted
+    def watched(self) -> tuple[tuple[int, ...], int | None]:
+        """Return the descriptors to read, and the one to write if there is any."""
+        return self.drain.wanted(), self.stdin.wanted()
 
     def ready(self, fd: int, now: float) -> None:
         """Handle readiness (or the end) of one of the watched descriptors."""
@@ -298,7 +294,8 @@ class Session:
             _COMMANDS[message.kind](self, ask, message)
         except errors.EngineError as error:
             self._error(ask, error)
-        self._serve()
+        if message.kind is not Kind.WRITE:  # input alone gives no reader anything
+            self._serve()
 
     def say(
         self, kind: Kind, ask: Ask, body: dict[str, Any], payload: Payload | None = None
@@ -540,8 +537,6 @@ def read_launch(message: Message) -> Launch:
 
 
 RUNNING: Final = lifecycle.State.RUNNING
-POLLIN: Final = 1
-POLLOUT: Final = 4
 
 Command = Callable[[Session, Ask, Message], None]
 

@@ -39,6 +39,13 @@ END_TIMEOUT: Final = 5.0
 """Seconds to end the tree after a lifeline broke; the pool's sweep is behind it."""
 
 
+Watched = tuple[tuple[int, ...], int | None]
+"""Descriptors of a session to read, and the one to write."""
+Wanted = tuple[bool, Watched]
+"""Whether the leg has to be flushed, and what is watched of the session."""
+NOTHING: Final[Watched] = (), None
+
+
 class Worker:
     """The actor: its leg, its session, its clock."""
 
@@ -49,6 +56,8 @@ class Worker:
         self.session: Session | None = None
         self.poller = select.poll()
         self.watching: dict[int, int] = {}
+        self._wanted: Wanted | None = None
+        self._due: float | None = None
         self.wake, wake_write = os.pipe()
         for fd in (self.wake, wake_write):
             os.set_blocking(fd, False)
@@ -96,35 +105,38 @@ class Worker:
         self._release()
 
     def _watch(self) -> None:
-        leg_events = select.POLLIN | (select.POLLOUT if self.leg.queued else 0)
-        wanted = {
+        session = self.session
+        wanted = self.leg.queued > 0, session.watched() if session else NOTHING
+        if wanted == self._wanted:
+            return
+        self._wanted = wanted
+        leg_events = select.POLLIN | (select.POLLOUT if wanted[0] else 0)
+        events = {
             self.leg.fileno(): leg_events,
             self.wake: select.POLLIN,
             self.control: select.POLLIN,
         }
-        if self.session is not None:
-            wanted.update(self.session.watched())
-        if wanted == self.watching:
-            return
-        for fd in self.watching.keys() - wanted.keys():
+        readable, writable = wanted[1]
+        events.update(dict.fromkeys(readable, select.POLLIN))
+        if writable is not None:
+            events[writable] = select.POLLOUT
+        for fd in self.watching.keys() - events.keys():
             self.poller.unregister(fd)
-        for fd, events in wanted.items():
-            self.poller.register(fd, events)
-        self.watching = wanted
+        for fd, wish in events.items():
+            self.poller.register(fd, wish)
+        self.watching = events
 
     def _timeout(self) -> int | None:
         """Return milliseconds until something is due, rounded up; None: never."""
-        if self.session is None:
+        if self._due is None:
             return None
-        due = self.session.next_deadline()
-        if due is None:
-            return None
-        wait = min(due - time.monotonic(), LONGEST_WAIT)
+        wait = min(self._due - time.monotonic(), LONGEST_WAIT)
         return max(0, int(wait * 1000) + 1)
 
     def _on_leg(self) -> None:
         congested = not self.room()
-        self.leg.flush()
+        if self.leg.queued:
+            self.leg.flush()
         for message, fds in self.leg.receive():
             self._command(message, fds)
             for fd in fds:
@@ -133,13 +145,12 @@ class Worker:
             self.session.pump()
 
     def _on_time(self) -> None:
+        """Let what is due happen, and find out when that is the next time."""
         session = self.session
-        if session is None:
-            return
-        now = time.monotonic()
-        due = session.next_deadline()
-        if due is not None and due <= now:
-            session.tick(now)
+        self._due = session.next_deadline() if session else None
+        if session and self._due is not None and self._due <= time.monotonic():
+            session.tick(time.monotonic())
+            self._due = session.next_deadline()
 
     # -- commands ---------------------------------------------------------------
 

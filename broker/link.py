@@ -269,6 +269,14 @@ class Link:
             raise
         return future
 
+    def wait_again(self, request: int) -> "asyncio.Future[Message] | None":
+        """Return a new future of an answer whose own was cancelled; None: it came."""
+        if request not in self._waiting:
+            return None
+        future: asyncio.Future[Message] = self.loop.create_future()
+        self._waiting[request] = future, None
+        return future
+
     async def pass_fds(self, request: int, fds: Sequence[int]) -> None:
         """Send descriptors ahead of the SPAWN of that number, which has to follow.
 

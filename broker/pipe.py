@@ -148,8 +148,10 @@ class Leg:
         if self._lost:
             return
         written = 0 if self.queued else self._write(parts, fds)
+        if written == sum(map(len, parts)):
+            return
         left = _after(parts, written)
-        if left and not self._lost:
+        if not self._lost:
             lane = _STARTED if written else _URGENT if urgent else _ORDINARY
             self._queue(lane, left, () if written else fds)
 
@@ -216,7 +218,7 @@ class Leg:
         self._sock.close()
 
     def _write(self, parts: Iterable[wire.Payload], fds: tuple[int, ...]) -> int:
-        rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, _pack(fds))] if fds else []
+        rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, _pack(fds))] if fds else ()
         try:
             return self._sock.sendmsg(parts, rights, _socket.MSG_NOSIGNAL)
         except BlockingIOError:

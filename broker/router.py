@@ -110,6 +110,8 @@ class Router(Keeper):
         self.containment = containment
         self.clients: dict[bytes, Client] = {}
         self.line = admission.Line()
+        self._next_due: float | None = None
+        self._due_known = False
         self._last_batch = 0
         self._last_client = 0
         self._last_session = FIRST_SESSION - 1
@@ -120,6 +122,7 @@ class Router(Keeper):
         """Take one event at time `now` (seconds, monotonic) and return what to do."""
         self._now = now
         self._out = []
+        self._due_known = False
         self._take(event)
         if self._room:
             self._room = False
@@ -158,6 +161,12 @@ class Router(Keeper):
 
     def next_deadline(self) -> float | None:
         """Return when a `Tick` is wanted, None while nothing is due."""
+        if not self._due_known:  # asked in each turn; what is passed on changes nothing
+            self._next_due = self._find_deadline()
+            self._due_known = True
+        return self._next_due
+
+    def _find_deadline(self) -> float | None:
         ends = [c.lease_ends for c in self.clients.values() if c.lease_ends is not None]
         firsts = (self.line.next_deadline(), self.retention.next_deadline())
         ends += [first for first in firsts if first is not None]

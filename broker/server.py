@@ -159,39 +159,35 @@ class Server:
 
     def run(self) -> NoReturn:
         """Serve until the process is ended."""
-        # zmq's descriptor is edge-triggered: look once before the first wait.
-        self.on_clients(0)
         while True:
-            for fd, events in self.epoll.poll(self._timeout()):
+            # Also without a wake-up: zmq's descriptor is edge-triggered, and a send may
+            # have swallowed the edge that announces the next message.
+            self.take_from_clients()
+            for fd, events in self.epoll.poll(self._on_time()):
                 handler = self.handlers.get(fd)
                 if handler is not None:
                     handler(events)
-            self._on_time()
-            # A send may have swallowed the edge that announces the next message.
-            self.on_clients(0)
 
-    def _timeout(self) -> float:
-        if self.more_from_clients:
-            return 0.0
-        now = time.monotonic()
-        ends = [self.renew_at]
-        dues = self.rules.next_deadline(), self.passing.next_deadline()
-        ends += [due for due in dues if due is not None]
-        if self.outboxes:
-            ends.append(now + RETRY)
-        return max(0.0, min(ends) - now)
-
-    def _on_time(self) -> None:
+    def _on_time(self) -> float:
+        """Do what is due; return for how many seconds nothing else will be."""
         now = time.monotonic()
         if now >= self.renew_at:
             self.page.stamp(now)
             self.renew_at = now + lease.RENEWAL
-        due = self.rules.next_deadline()
-        if due is not None and due <= now:
-            self.happen(registry.Tick())
-        self._pass(self.passing.tick(now))
-        for peer in list(self.outboxes):
-            self._flush(peer)
+        next_due = self.renew_at
+        if (due := self.rules.next_deadline()) is not None:
+            if due <= now:
+                self.happen(registry.Tick())
+            next_due = min(next_due, self.rules.next_deadline() or next_due)
+        if (due := self.passing.next_deadline()) is not None:
+            if due <= now:
+                self._pass(self.passing.tick(now))
+            next_due = min(next_due, self.passing.next_deadline() or next_due)
+        if self.outboxes:
+            for peer in list(self.outboxes):
+                self._flush(peer)
+            next_due = min(next_due, now + RETRY) if self.outboxes else next_due
+        return 0.0 if self.more_from_clients else max(0.0, next_due - now)
 
     def happen(self, event: registry.Event) -> None:
         """Let the rules take an event, and carry out what they say."""
@@ -220,7 +216,7 @@ class Server:
 
     # -- clients ----------------------------------------------------------------
 
-    def on_clients(self, _: int) -> None:
+    def take_from_clients(self) -> None:
         """Take what clients sent, a bounded number at a time."""
         for _turn in range(DRAIN):
             try:
@@ -592,7 +588,7 @@ def run(
     server = Server(rules, clients, Leg(control), lease.Page(page))
     server.operator_key = directory.operator_key()
     lifeline.setblocking(False)
-    server.watch(clients.getsockopt(zmq.FD), server.on_clients)
+    server.watch(clients.getsockopt(zmq.FD), lambda _: None)  # the loop looks anyway
     server.watch(lifeline.fileno(), lambda _: server.on_lifeline(lifeline))
     server.watch(server.control.fileno(), server.on_supervisor)
     server.use_pool(pool_leg)

@@ -147,8 +147,10 @@ def run_session(session: Session) -> None:
     pid = session.process.pid
     while not session.progress.closed:
         poller = select.poll()
-        for fd, events in session.watched().items():
-            poller.register(fd, events)
+        readable, writable = session.watched()
+        assert writable is None
+        for fd in readable:
+            poller.register(fd, select.POLLIN)
         for fd, _ in poller.poll(10):
             session.ready(fd, time.monotonic())
         due = session.next_deadline()

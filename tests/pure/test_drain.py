@@ -97,7 +97,7 @@ def test_an_empty_pipe_ends_the_turn() -> None:
     world.write(b"x")
     world.drain.ready(OUT)
     world.drain.ready(OUT)
-    assert world.drain.wanted() == [OUT, ERR]
+    assert world.drain.wanted() == (OUT, ERR)
     assert world.log.end == 1
 
 
@@ -108,7 +108,7 @@ def test_the_end_of_a_stream_has_its_place() -> None:
     end = world.progress.ends["stdout"]
     assert (end.kind, end.at, end.body) == (Kind.EOF, 3, {"stream": "stdout"})
     assert world.progress.streams == {"stderr"}
-    assert world.drain.wanted() == [ERR]
+    assert world.drain.wanted() == (ERR,)
     assert world.events == [Output(), StreamDone("stdout")]
 
 
@@ -131,11 +131,11 @@ def test_a_full_log_holds_both_streams_until_there_is_room() -> None:
     world.write(b"abcdef")
     world.drain.ready(OUT)
     assert world.drain.held
-    assert world.drain.wanted() == []
+    assert world.drain.wanted() == ()
     assert not world.drain.resume()
     world.log.hold(READER, 3)
     assert not world.drain.resume()
-    assert world.drain.wanted() == [OUT, ERR]
+    assert world.drain.wanted() == (OUT, ERR)
     assert world.events == [Output(), Held(True), Held(False)]
 
 
@@ -144,7 +144,7 @@ def test_a_budget_that_is_used_up_cuts_the_child_off_until_its_exit() -> None:
     world.write(b"abcdef")
     world.drain.ready(OUT)
     assert world.log.end == 3
-    assert world.drain.wanted() == []
+    assert world.drain.wanted() == ()
     world.drain.exited()
     world.drain.catch_up()
     assert world.log.end == 6
