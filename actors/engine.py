@@ -16,7 +16,7 @@ from actors.settings import Settings
 from actors.spec import Spec
 from actors.subscription import LifecycleStream
 from broker import auth, errors
-from broker.wire import MAX_IDS, VERSION, Kind
+from broker.wire import MAX_IDS, VERSION, Kind, unpack
 
 KEY_SIZE: Final = 32
 """Bytes of an owner key that is made up."""
@@ -294,7 +294,10 @@ class Engine:
             containment=counts.pop("containment"),
             limits={"sessions": counts.pop("capacity"), "ids_per_kill": MAX_IDS},
             counts={name: int(value) for name, value in counts.items()},
-            latency={},
+            latency={
+                stage: tuple((bound, int(count)) for bound, count in rows)
+                for stage, rows in unpack(reply.payload or b"").items()
+            },
         )
 
 

@@ -760,9 +760,11 @@ class Info:
         counts: Of the broker, by name: sessions, those that live, clients, workers,
             idle ones, spawns that wait, retained sessions, watchers; and whether it is
             shared, as 0 or 1.
-        latency: By request, rows of an upper bound in seconds and the number of answers
-            that took at most that and more than the row before; empty, as nothing is
-            measured in this version.
+        latency: By stage of a session, rows of an upper bound in seconds and the number
+            of sessions that took less than that and not less than half of it. The
+            stages, each counted once the session is over: `queued` for room, `leased`
+            until its worker began, `spawned`, then from the start of the program until
+            `first_byte` and `exit_seen`, and from there until that was `reported`.
     """
 
     versions: Mapping[str, str]

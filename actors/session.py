@@ -82,6 +82,7 @@ class Session:
         self._exit: dict[str, Any] = {}
         self._now = 0.0
         self.last_used = 0.0
+        self.spoke: float | None = None
 
     # -- start ------------------------------------------------------------------
 
@@ -118,6 +119,11 @@ class Session:
     def state(self) -> str:
         """Return `running`, `exited` or `closed`."""
         return self.life.state.value
+
+    @property
+    def stamps(self) -> list[float | None]:
+        """When it came, the program began, it first wrote, and its end was seen."""
+        return [self.started, self.execed, self.spoke, self._exit.get("ended")]
 
     @property
     def over(self) -> bool:
@@ -158,6 +164,8 @@ class Session:
 
     def grew(self) -> None:
         """Tell the readers that there is more in the log."""
+        if self.spoke is None:
+            self.spoke = self._now
         self.outlet.on_output(self._now)
 
     # -- budgets ----------------------------------------------------------------

@@ -197,7 +197,9 @@ class Worker:
         if session is not None and session.over:
             session.finish()
             self.session = None
-            self.send(Message(Kind.IDLE, 0, 0, session.number, session.epoch))
+            body = {"stamps": session.stamps}
+            idle = Message(Kind.IDLE, 0, 0, session.number, session.epoch, 0.0, body)
+            self.send(idle)
 
     # -- reaping ----------------------------------------------------------------
 

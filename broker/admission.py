@@ -57,6 +57,7 @@ class Applicant:
         message: the first SPAWN that asked for it.
         asks: whoever is to be answered, first of all its client.
         limits: which have to have room.
+        came: when it came (seconds, monotonic).
         ends: when it is refused (seconds, monotonic).
         stuck: which of the limits had no room when that was last looked at.
     """
@@ -65,6 +66,7 @@ class Applicant:
     message: Message
     asks: list[Ask]
     limits: list[Limit]
+    came: float = 0.0
     ends: float = 0.0
     stuck: list[Limit] = field(default_factory=list)
 

@@ -25,6 +25,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from broker import errors
+from broker.latency import Latency
 from broker.registry import (
     Action,
     Ask,
@@ -71,6 +72,7 @@ class Keeper:
         batches: number → KILL_MANY that is not answered yet.
         watchers: the lifecycle streams.
         retention: the ended sessions, and which of them go.
+        latency: how long each stage of the sessions took.
     """
 
     def __init__(self, epoch: int, warm: int) -> None:
@@ -86,6 +88,7 @@ class Keeper:
         self.batches: dict[int, Batch] = {}
         self.watchers = Watchers()
         self.retention = Retention()
+        self.latency = Latency()
         self._room = False
         self._last_worker = 0
         self._now = 0.0
@@ -239,6 +242,7 @@ class Keeper:
             return  # a worker speaks for its own session only
         session = self.sessions.get(message.session)
         if message.kind is Kind.IDLE:
+            self._note_stages(session, *message.body["stamps"])
             self._worker_idle(worker, session)
         elif session is not None and message.kind is Kind.NOTICE:
             over = errors.EngineError(f"over its limit: {message.body['limit']}")
@@ -248,6 +252,22 @@ class Keeper:
             peer = self.peers.get(message.client or session.client)
             if peer is not None and noted is not None:
                 self._out.append(ToClient(peer, noted))
+
+    def _note_stages(
+        self,
+        session: Session | None,
+        started: float | None,
+        execed: float | None,
+        spoke: float | None,
+        ended: float | None,
+    ) -> None:
+        if session is None:
+            return
+        self.latency.note("leased", session.told, started)
+        self.latency.note("spawned", started, execed)
+        self.latency.note("first_byte", execed, spoke)
+        self.latency.note("exit_seen", execed, ended)
+        self.latency.note("reported", ended, session.ended)
 
     def peer_for(self, worker: int, head: Head) -> bytes | None:
         """Return the client that a worker's frame can be passed on to unread.

@@ -182,6 +182,8 @@ class Session:
     """Whether an owner was told of it."""
     proven: bool = False
     """Of a lost one: nothing of its tree is left."""
+    told: float = 0.0
+    """When START was sent."""
 
     @property
     def stays(self) -> bool:

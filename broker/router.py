@@ -315,7 +315,7 @@ class Router(Keeper):
             self._refuse(client, message, misfit)
         else:
             limits = admission.limits(client.owner, message, self.capacity)
-            applicant = Applicant(token, message, [ask], limits)
+            applicant = Applicant(token, message, [ask], limits, self._now)
             self.line.add(applicant)
             self._admit()
             if token in self.line.waiting:
@@ -408,7 +408,9 @@ class Router(Keeper):
             body["kill_on_drop"],
             body["detach_ttl"],
             used=self._now,
+            told=self._now,
         )
+        self.latency.note("queued", applicant.came, self._now)
         self.sessions[session.id] = session
         self.slots[session.worker] = session.id
         self.tokens[applicant.token] = session.id
@@ -494,7 +496,8 @@ class Router(Keeper):
             "shared": self.shared,
             "containment": self.containment,
         }
-        self._answer(client, message.reply(Kind.REPLY, counts))
+        latency = pack(self.latency.rows())
+        self._answer(client, message.reply(Kind.REPLY, counts, latency))
 
     def _drop_asked(self, client: Client, message: Message) -> None:
         for number in message.body["sessions"]:

@@ -383,7 +383,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
             "missed": _whole(),
         }
     ),
-    Kind.IDLE: Shape({}),
+    Kind.IDLE: Shape({"stamps": _list_of(_optional(_seconds()), 4)}),
     Kind.FORK: Shape({"worker": _whole(1)}),
     Kind.GONE: Shape({"worker": _whole(1), "errno": _whole(), "proven": _flag}),
     Kind.POOL: Shape({}),

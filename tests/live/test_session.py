@@ -25,6 +25,26 @@ async def test_s42_a_collected_child_is_forgotten_by_its_engine() -> None:
         assert not connection.records
 
 
+async def test_the_stages_of_what_is_over_are_measured() -> None:
+    async with actors.Engine() as engine:
+        assert not any((await engine.info()).latency.values())
+        await engine.run(["echo", "x"])
+        await engine.run(["sleep", "0.2"])
+        counts: dict[str, int] = {}
+        while counts.get("leased", 0) < 2:  # a worker's last word follows the result
+            latency = (await engine.info()).latency
+            counts = {name: sum(n for _, n in rows) for name, rows in latency.items()}
+    assert counts == {
+        "queued": 2,
+        "leased": 2,
+        "spawned": 2,
+        "first_byte": 1,
+        "exit_seen": 2,
+        "reported": 2,
+    }
+    assert max(bound for bound, _ in latency["exit_seen"]) > 0.2
+
+
 async def test_asking_for_information_does_not_move_this_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

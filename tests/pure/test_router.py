@@ -90,6 +90,12 @@ COMMANDS: dict[Kind, dict[str, Any]] = {
 }
 STATUS = {"status": [0]}
 NOT_FOUND = {"code": errors.SessionNotFound.code, "values": []}
+STAMPS = {"stamps": [50.5, 51.0, None, 53.0]}
+PUSHED: dict[Kind, Any] = {
+    Kind.EXITED: STATUS,
+    Kind.CLOSED: STATUS,
+    Kind.IDLE: STAMPS,
+}
 
 
 def frame(message: Message) -> bytes:
@@ -205,7 +211,7 @@ class World:
     def push(
         self, worker: int, kind: Kind, session: int, request: int = 0
     ) -> list[Action]:
-        body = STATUS if kind in (Kind.EXITED, Kind.CLOSED) else {}
+        body = PUSHED.get(kind, {})
         client = self.clients[A] if request else 0
         return self.say(worker, Message(kind, client, request, session, EPOCH, 0, body))
 
@@ -1245,6 +1251,23 @@ def test_a_list_names_living_sessions_of_the_owner_and_scope(shared: World) -> N
     shared.push(worker, Kind.CLOSED, first)
     assert listed(A, "x") == [third]
     assert listed(B, "x") == []
+
+
+def test_info_has_the_stages_of_the_sessions_that_are_over(world: World) -> None:
+    session, worker = world.started()
+    world.now = 55.0
+    world.push(worker, Kind.EXITED, session)
+    world.idle(worker, session)
+    (action,) = world.ask(A, Kind.INFO)
+    assert isinstance(action, ToClient)
+    assert unpack(action.message.payload or b"") == {
+        "queued": [[1e-6, 1]],
+        "leased": [[0.524288, 1]],  # from 50.0 to 50.5
+        "spawned": [[0.524288, 1]],
+        "first_byte": [],
+        "exit_seen": [[2.097152, 1]],
+        "reported": [[2.097152, 1]],
+    }
 
 
 def test_info_counts(shared: World) -> None:
@@ -2449,7 +2472,9 @@ class Traffic(RuleBasedStateMachine):
         if not works:
             body = {"code": errors.SpawnFailed.code, "values": [2, "exec", ""]}
             self.say(number, message.reply(Kind.ERROR, body))
-            self.say(number, Message(Kind.IDLE, 0, 0, message.session, EPOCH))
+            self.say(
+                number, Message(Kind.IDLE, 0, 0, message.session, EPOCH, 0.0, STAMPS)
+            )
             return
         worker.session = message.session
         reader = message.body["reader"]
@@ -2466,7 +2491,7 @@ class Traffic(RuleBasedStateMachine):
         session, worker.session = worker.session, 0
         worker.released = False
         worker.asked = []
-        self.say(number, Message(Kind.IDLE, 0, 0, session, EPOCH))
+        self.say(number, Message(Kind.IDLE, 0, 0, session, EPOCH, 0.0, STAMPS))
 
     # -- laws --------------------------------------------------------------------
 
