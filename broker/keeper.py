@@ -458,6 +458,8 @@ _ANSWERS: Final = frozenset(
         Kind.REPLY,
         Kind.ERROR,
         Kind.CHUNK,
+        Kind.PLACED,
+        Kind.ARENA,
         Kind.GAP,
         Kind.EOF,
         Kind.ABANDONED,
