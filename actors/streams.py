@@ -5,13 +5,14 @@ them, so that the worker never runs further ahead than the window.
 
 Much output stays in the session's arena. A stream that is told of one maps it and says
 so; then it is sent places instead of bytes, and copies these when they are consumed.
-Where it cannot be mapped nothing is said, and the bytes go on travelling.
+Where it cannot be mapped that is said, and the bytes go on travelling.
 """
 
 import asyncio
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Self
 
 from actors import checks
@@ -66,12 +67,11 @@ class Credit:
             self.tell()
 
     def offered(self, address: Any) -> Mapped | None:
-        """Map the arena at `address` if that can be, and say that places will do."""
-        try:
+        """Map the arena at `address` if that can be; say whether places will do."""
+        arena = None
+        with suppress(OSError):
             arena = Mapped(address)
-        except OSError:
-            return None
-        self.local = True
+        self.local = arena is not None
         self.tell()
         return arena
 
