@@ -20,14 +20,14 @@ from actors import lifecycle
 from actors.budget import Budget
 from actors.buffer import Log
 from actors.outlet import End, Progress
-from broker.wire import Kind
+from broker.wire import STREAMS, Kind
 
 READS_A_TURN: Final = 16
 """Reads of one stream before the other descriptors get their turn."""
 TURN: Final = 1024 * 1024
 """Bytes of one stream before that; then readers are told, too."""
 FILLS: Final = 2
-"""Reads in a row that find a full pipe until it is widened."""
+"""Turns in a row that find a full pipe until it is widened."""
 
 
 class Pipes(Protocol):
@@ -89,7 +89,7 @@ class Drain:
         self._budget = budget
         self._listener = listener
         self._targets: dict[str, int] | None = None
-        self._fills = 0
+        self._fills = dict.fromkeys(STREAMS, 0)
 
     def wanted(self) -> list[int]:
         """Return the descriptors that are to be read."""
@@ -106,7 +106,7 @@ class Drain:
 
     def _read(self, stream: str) -> None:
         stop = self._log.end + TURN
-        for _ in range(READS_A_TURN):
+        for number in range(READS_A_TURN):
             end = self._log.end
             room = min(self._log.room(), stop - end)
             if room <= 0:
@@ -120,19 +120,20 @@ class Drain:
                 self._end(stream, Kind.EOF)
                 return
             self._listener.look_at_output()
-            if self.cut_off or self._emptied(stream, count, len(space)):
+            if number == 0:
+                self._note_fill(stream, count, len(space))
+            emptied = count < min(len(space), self._pipes.capacity(stream))
+            if emptied or self.cut_off:
                 return
 
-    def _emptied(self, stream: str, count: int, asked: int) -> bool:
-        """Return whether a read left nothing; widen the pipe if it keeps being full."""
-        capacity = self._pipes.capacity(stream)
-        if count >= capacity:
-            self._fills += 1
-            if self._fills == FILLS:
+    def _note_fill(self, stream: str, count: int, asked: int) -> None:
+        """Widen the pipe of a stream if a turn's first read keeps finding it full."""
+        if count >= self._pipes.capacity(stream):
+            self._fills[stream] += 1
+            if self._fills[stream] == FILLS:
                 self._pipes.widen(stream)
         elif count < asked:
-            self._fills = 0
-        return count < min(asked, capacity)
+            self._fills[stream] = 0
 
     def _read_once(self, stream: str, space: memoryview) -> int | None:
         try:
