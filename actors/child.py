@@ -178,6 +178,7 @@ class Child:
             newest=after == "newest",
             chunks=settings.window_chunks,
             size=min(size, self._record.block or size),
+            piece=settings.chunk,
         )
 
     def reader(

@@ -1,6 +1,8 @@
 """The output side of a session: from the child's pipes into the log. Pure.
 
-A turn reads a few blocks of one stream, so no stream starves another one. Where the log
+A turn reads a bounded part of one stream, so no stream starves another one, and ends
+once the pipe is empty: less came than it had room for, so that it need not be asked
+again. A stream that fills its pipe gets a wider one, for as long as it goes on. Where the log
 has no room, reading is *held* until readers make some. A child that has used up its
 budget of output is *cut off*: reading on, one that ignores SIGTERM would flood the log
 until its kill.
@@ -18,16 +20,27 @@ from actors import lifecycle
 from actors.budget import Budget
 from actors.buffer import Log
 from actors.outlet import End, Progress
-from broker.wire import Kind
+from broker.wire import STREAMS, Kind
 
-READS_A_TURN: Final = 4
-"""Reads of one stream before the other descriptors get their turn (64 KiB each)."""
+READS_A_TURN: Final = 16
+"""Reads of one stream before the other descriptors get their turn."""
+TURN: Final = 1024 * 1024
+"""Bytes of one stream before that; then readers are told, too."""
+FILLS: Final = 2
+"""Turns in a row that find a full pipe until it is widened."""
 
 
 class Pipes(Protocol):
     """The child's output; `outputs` are the descriptors of what is still open."""
 
     outputs: dict[str, int]
+
+    def capacity(self, stream: str) -> int:
+        """Return how many bytes one read may give at most; if it gives less, no more
+        is there."""
+
+    def widen(self, stream: str) -> None:
+        """Give a stream that is written faster than read a larger pipe, if it can be."""
 
     def read_into(self, stream: str, room: memoryview) -> int | None:
         """Read what is there: bytes, 0 at the end, None when nothing is."""
@@ -76,6 +89,7 @@ class Drain:
         self._budget = budget
         self._listener = listener
         self._targets: dict[str, int] | None = None
+        self._fills = dict.fromkeys(STREAMS, 0)
 
     def wanted(self) -> tuple[int, ...]:
         """Return the descriptors that are to be read."""
@@ -91,26 +105,39 @@ class Drain:
                 break
 
     def _read(self, stream: str) -> None:
-        for _ in range(READS_A_TURN):
-            room = self._log.room()
+        stop = self._log.end + TURN
+        for number in range(READS_A_TURN):
+            end = self._log.end
+            room = min(self._log.room(), stop - end)
             if room <= 0:
-                self._hold(held=True)
+                self._hold(held=end < stop)
                 return
-            most = self._budget.room(self._log.end)
-            count = self._read_once(stream, int(min(room, most)))
+            space = self._log.space()[: int(min(room, self._budget.room(end)))]
+            count = self._read_once(stream, space)
             if count is None:
                 return
             if count == 0:
                 self._end(stream, Kind.EOF)
                 return
             self._listener.look_at_output()
-            if self.cut_off:
+            if number == 0:
+                self._note_fill(stream, count, len(space))
+            emptied = count < min(len(space), self._pipes.capacity(stream))
+            if emptied or self.cut_off:
                 return
 
-    def _read_once(self, stream: str, room: int) -> int | None:
-        space = self._log.space()
+    def _note_fill(self, stream: str, count: int, asked: int) -> None:
+        """Widen the pipe of a stream if a turn's first read keeps finding it full."""
+        if count >= self._pipes.capacity(stream):
+            self._fills[stream] += 1
+            if self._fills[stream] == FILLS:
+                self._pipes.widen(stream)
+        elif count < asked:
+            self._fills[stream] = 0
+
+    def _read_once(self, stream: str, space: memoryview) -> int | None:
         try:
-            count = self._pipes.read_into(stream, space[:room])
+            count = self._pipes.read_into(stream, space)
         except OSError as error:
             self._broken(stream, error)
             return None
@@ -201,7 +228,7 @@ class Drain:
             if room <= 0:
                 self._hold(held=True)
                 return
-            count = self._read_once(stream, room)
+            count = self._read_once(stream, self._log.space()[:room])
             if not count:
                 return
             left -= count

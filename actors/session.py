@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from actors import lifecycle, observe, process, terminal
+from actors.arena import Arena
 from actors.awaited import Awaited
 from actors.budget import NOTHING, Budget, Over
 from actors.buffer import Log
@@ -60,7 +61,8 @@ class Session:
         self.epoch = epoch
         self.launch = launch
         self.leg = leg
-        self.log = Log(launch.retention.kind, launch.retention.size)
+        self.arena = Arena(launch.retention.size)
+        self.log = Log(launch.retention.kind, launch.retention.size, self.arena)
         self.process: process.Process
         self.life: lifecycle.Lifecycle
         self.budget: Budget
@@ -289,6 +291,7 @@ class Session:
         self.stdin.close()
         self.process.close()
         self.hold.close()
+        self.arena.close()
 
     # -- commands ---------------------------------------------------------------
 

@@ -2,15 +2,21 @@
 
 Each is fed by messages of one request number, and gives credit as its consumer takes
 them, so that the worker never runs further ahead than the window.
+
+Much output stays in the session's arena. A stream that is told of one maps it and says
+so; then it is sent places instead of bytes, and copies these when they are consumed.
+Where it cannot be mapped that is said, and the bytes go on travelling.
 """
 
 import asyncio
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Self
 
 from actors import checks
+from actors.buffer import Placed
 from actors.events import (
     Change,
     Chunk,
@@ -25,6 +31,7 @@ from actors.events import (
     StreamEof,
     StreamError,
 )
+from actors.mapped import Mapped
 from actors.record import Record, lost_status
 from broker import errors
 from broker.link import Link, error_of
@@ -45,20 +52,38 @@ class Credit:
         self.session = session
         self.request = request
         self.step = max(1, size // 4)
+        self.local = False
         self.chunks = 0
         self.sequence = 0
         self._told_chunks = 0
         self._told = 0
 
-    def take(self, sequence: int, chunk_step: int) -> None:
-        """Note one chunk that ends at `sequence`; tell the worker when it is time."""
-        self.chunks += 1
+    def take(self, sequence: int, chunk_step: int, chunks: int = 1) -> None:
+        """Note what was taken up to `sequence`; tell the worker when it is time."""
+        self.chunks += chunks
         self.sequence = sequence
         due = self.chunks - self._told_chunks >= chunk_step
         if due or sequence - self._told >= self.step:
-            self._told_chunks, self._told = self.chunks, sequence
-            body = {"chunks": self.chunks, "sequence": sequence, "local": True}
-            self.link.post(Kind.CREDIT, self.session, self.request, body)
+            self.tell()
+
+    def offered(self, address: Any) -> Mapped | None:
+        """Map the arena at `address` if that can be; say whether places will do."""
+        arena = None
+        with suppress(OSError):
+            arena = Mapped(address)
+        self.local = arena is not None
+        self.tell()
+        return arena
+
+    def tell(self) -> None:
+        """Tell the worker what was taken, and whether its places can be read here."""
+        self._told_chunks, self._told = self.chunks, self.sequence
+        body = {
+            "chunks": self.chunks,
+            "sequence": self.sequence,
+            "local": self.local,
+        }
+        self.link.post(Kind.CREDIT, self.session, self.request, body)
 
 
 class EventStream:
@@ -78,6 +103,7 @@ class EventStream:
         newest: bool,
         chunks: int,
         size: int,
+        piece: int,
     ) -> None:
         self._child = child  # an iterator in use keeps the child's owner alive
         self._record = record
@@ -85,7 +111,9 @@ class EventStream:
         self._request = link.number()
         self._credit = Credit(link, record.id, self._request, size)
         self._chunk_step = max(1, chunks // 4)
-        self._inbox: deque[Event | errors.EngineError] = deque()
+        self._piece = piece
+        self._arena: Mapped | None = None
+        self._inbox: deque[Event | Placed | errors.EngineError] = deque()
         self._open = set(record.streams)
         self._waiters: set[asyncio.Future[None]] = set()
         self._closed = False
@@ -109,25 +137,54 @@ class EventStream:
 
     async def __anext__(self) -> Event:
         self._record.check()
-        while not self._inbox:
-            if self._closed:
-                raise StopAsyncIteration
-            waiter = self._link.loop.create_future()
-            self._waiters.add(waiter)
-            try:
-                await waiter
-            finally:
-                self._waiters.discard(waiter)
-        event = self._inbox.popleft()
+        while True:
+            while not self._inbox:
+                await self._arrival()
+            event = self._inbox.popleft()
+            if not isinstance(event, Placed):
+                return self._consumed(event)
+            chunk = self._copied(event)
+            if chunk is not None:
+                return chunk
+
+    async def _arrival(self) -> None:
+        if self._closed:
+            raise StopAsyncIteration
+        waiter = self._link.loop.create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    def _consumed(self, event: Event | errors.EngineError) -> Event:
         if isinstance(event, errors.EngineError):
             self._finish()
             raise event
-        if isinstance(event, Chunk) and self._link.lost is None:
-            end = event.sequence + len(event.data)
-            self._credit.take(end, self._chunk_step)
+        if isinstance(event, Chunk):
+            self._take(event)
         if isinstance(event, Closed):
             self._finish()
         return event
+
+    def _copied(self, placed: Placed) -> Chunk | None:
+        """Return the first piece of what lies in the arena; the rest is next."""
+        size = min(placed.length, self._piece)
+        stream, offset, sequence, place, length = placed
+        data = self._arena and self._arena.copy(place, size, sequence)
+        if data is None:
+            return None  # this stream was ended; the error that says so comes next
+        if size < length:
+            rest = (offset + size, sequence + size, place + size, length - size)
+            self._inbox.appendleft(Placed(stream, *rest))
+        chunk = Chunk(stream, offset, sequence, data)  # type: ignore[arg-type]
+        self._take(chunk, messages=int(size == length))
+        return chunk
+
+    def _take(self, chunk: Chunk, messages: int = 1) -> None:
+        if self._link.lost is None:
+            end = chunk.sequence + len(chunk.data)
+            self._credit.take(end, self._chunk_step, messages)
 
     async def aclose(self) -> None:
         """Stop reading; the child goes on and its output is drained."""
@@ -142,7 +199,12 @@ class EventStream:
         await self.aclose()
 
     def _feed(self, message: Message) -> None:
-        self._inbox.extend(self._events(message))
+        if message.kind is Kind.PLACED:
+            self._inbox.append(Placed(**message.body))
+        elif message.kind is Kind.ARENA:
+            self._arena = self._credit.offered(message.body)
+        else:
+            self._inbox.extend(self._events(message))
         if message.kind in (Kind.CLOSED, Kind.ERROR):
             self._finalizer.detach()
             self._link.unlisten(self._request)
@@ -150,6 +212,9 @@ class EventStream:
 
     def _finish(self) -> None:
         self._closed = True
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
         self._wake()  # also those who wait for what will not come any more
 
     def _wake(self) -> None:
@@ -237,6 +302,7 @@ class Capture:
         self._parts: dict[str, list[bytes]] = {stream: [] for stream in STREAMS}
         self._kept = 0
         self._credit: Credit | None = None
+        self._arena: Mapped | None = None
         self.exceeded = False
         self.lost = 0
         self.status: ExitStatus | None = None
@@ -257,13 +323,18 @@ class Capture:
     def stop(self) -> None:
         """Forget the capture: nobody waits for it any more."""
         self._link.unlisten(self.request)
+        self._leave_arena()
         if self.closed.done() and not self.closed.cancelled():
             self.closed.exception()
 
     def _feed(self, message: Message) -> None:
         kind = message.kind
         if kind is Kind.CHUNK:
-            self._chunk(message)
+            self._chunk(message, message.payload or b"")
+        elif kind is Kind.PLACED:
+            self._placed(message)
+        elif kind is Kind.ARENA:
+            self._arena = self._crediting(message).offered(message.body)
         elif kind is Kind.GAP:
             self.lost += message.body["end"] - message.body["start"]
         elif kind is Kind.CLOSED:
@@ -271,13 +342,25 @@ class Capture:
             if message.payload is not None:
                 self.changes = changes_of(message.payload)
             self._link.unlisten(self.request)
+            self._leave_arena()
             if not self.closed.done():
                 self.closed.set_result(None)
         elif kind is Kind.ERROR and not self.closed.done():
             self.closed.set_exception(error_of(message))
 
-    def _chunk(self, message: Message) -> None:
-        data = message.payload or b""
+    def _leave_arena(self) -> None:
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+    def _placed(self, message: Message) -> None:
+        body = message.body
+        place, length, sequence = body["place"], body["length"], body["sequence"]
+        data = self._arena and self._arena.copy(place, length, sequence)
+        if data is not None:  # else the error that ends this capture comes next
+            self._chunk(message, data)
+
+    def _chunk(self, message: Message, data: Payload) -> None:
         room = len(data) if self._limit is None else self._limit - self._kept
         if len(data) > room:
             self.exceeded = True
@@ -285,9 +368,13 @@ class Capture:
             kept = bytes(data[:room])
             self._parts[message.body["stream"]].append(kept)
             self._kept += len(kept)
-        if self._credit is None:
+        end = message.body["sequence"] + len(data)
+        self._crediting(message).take(end, self._chunk_step)
+
+    def _crediting(self, message: Message) -> Credit:
+        if self._credit is None:  # a run learns its session's number only now
             self._credit = Credit(self._link, message.session, self.request, self._size)
-        self._credit.take(message.body["sequence"] + len(data), self._chunk_step)
+        return self._credit
 
 
 class Reader:

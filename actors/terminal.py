@@ -55,6 +55,13 @@ class Terminal(process.Process):
         self._queued_line = 0
         self._entered_line = 0
 
+    def capacity(self, stream: str) -> int:  # noqa: ARG002 - there is but one
+        """Return how many bytes one read gives at least if more may be there."""
+        return 1
+
+    def widen(self, stream: str) -> None:
+        """Leave it as it is: it is no pipe."""
+
     def read_into(self, stream: str, room: memoryview) -> int | None:
         """Read what is there into `room`: bytes, 0 at the end, None when nothing is."""
         try:

@@ -478,6 +478,8 @@ _ANSWERS: Final = frozenset(
         Kind.REPLY,
         Kind.ERROR,
         Kind.CHUNK,
+        Kind.PLACED,
+        Kind.ARENA,
         Kind.GAP,
         Kind.EOF,
         Kind.ABANDONED,

@@ -397,7 +397,6 @@ BULK: Final = frozenset(
         Kind.WRITE,
         Kind.CHUNK,
         Kind.PLACED,
-        Kind.ARENA,
         Kind.GAP,
         Kind.EOF,
         Kind.ABANDONED,

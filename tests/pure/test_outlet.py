@@ -119,7 +119,8 @@ class Child:
         self.outlet.read(ask, READ | changes, self.now)
 
     def credit(self, chunks: int, sequence: int, ask: Ask = ONE) -> None:
-        self.outlet.credit(ask, {"chunks": chunks, "sequence": sequence})
+        body = {"chunks": chunks, "sequence": sequence, "local": False}
+        self.outlet.credit(ask, body)
 
     def serve(self, now: float = 0.0, *, held: bool = False) -> list[Said]:
         """What is said by the time `now`."""
