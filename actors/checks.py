@@ -161,7 +161,6 @@ def command(name: str, value: object) -> None:
 
 def cells(name: str, value: object, width: int, kind: type) -> list[Any]:
     """Return all cells of a table whose rows have `width` cells of one type."""
-    # Not one check per cell: environments are long, and each start reads one twice.
     table = items(name, value)
     found = [cell for row in table for cell in items(name, row)]
     if any(len(row) != width for row in table):
@@ -172,10 +171,11 @@ def cells(name: str, value: object, width: int, kind: type) -> list[Any]:
 
 
 def variables(name: str, value: object) -> None:
-    """Refuse what is no environment of pairs of bytes."""
-    found = cells(name, value, 2, bytes)
-    plain_bytes(name, b"".join(found))
-    variable_names(name, found[::2])
+    """Refuse what is no environment: `NAME=VALUE`, with a NUL between two of them."""
+    if not isinstance(value, bytes):
+        raise InvalidRequest(name, "must be bytes")
+    if value and any(item.find(b"=") < 1 for item in value.split(b"\0")):
+        raise InvalidRequest(name, "has a variable with no name")
 
 
 def variable_names(name: str, variables: Iterable[bytes]) -> None:

@@ -16,7 +16,7 @@ import select
 import signal
 import struct
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from actors.launch import Launch
@@ -221,11 +221,11 @@ def fork_exec(
     try:
         pid = _posixsubprocess.fork_exec(
             list(launch.argv),
-            candidates(program, dict(launch.env)),
+            candidates(program, launch.variables),
             False,  # close_fds: every descriptor of ours is close-on-exec
             (),
             launch.cwd,  # type: ignore[arg-type]  # bytes do: os.chdir takes them
-            [key + b"=" + value for key, value in launch.env],
+            launch.variables,
             ends[0],
             -1,
             -1,
@@ -303,11 +303,12 @@ def text(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
 
 
-def candidates(program: bytes, env: dict[bytes, bytes]) -> list[bytes]:
+def candidates(program: bytes, env: Iterable[bytes]) -> list[bytes]:
     """Return the paths to try, by the PATH that the child will have."""
     if b"/" in program:
         return [program]
-    search = env.get(b"PATH", DEFAULT_PATH)
+    found = (item[5:] for item in env if item.startswith(b"PATH="))
+    search = next(found, DEFAULT_PATH)
     return [(place or b".") + b"/" + program for place in search.split(b":")]
 
 

@@ -26,7 +26,7 @@ from actors.settings import TtySize
 from actors.stdin import Stdin
 from actors.usage import measure
 from broker import cgroup, errors, tree
-from broker.wire import STREAMS, Kind, Message, Payload, pack, unpack
+from broker.wire import STREAMS, Kind, Message, Payload, pack
 
 EVICTED: Final = b"[creche: evicted to make room for another session]\n"
 """The last line in the log of an evicted session."""
@@ -536,7 +536,7 @@ def read_launch(message: Message) -> Launch:
         ProtocolError: the payload is no document.
         InvalidRequest: it is not a complete launch.
     """
-    return Launch.from_wire(unpack(message.payload or b""))
+    return Launch.from_wire(message.payload or b"")
 
 
 RUNNING: Final = lifecycle.State.RUNNING
