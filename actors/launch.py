@@ -30,7 +30,7 @@ _OWN: Final[Mapping[str, Check]] = {
     "argv": checks.command,
     "executable": checks.optional(checks.plain_bytes),
     "cwd": checks.plain_bytes,
-    "env": checks.variables,
+    "env": checks.block,
     "pass_fds": checks.descriptors,
     "stdin": checks.stdin,
     "metadata": checks.metadata,

@@ -17,10 +17,11 @@ import signal
 import struct
 import termios
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from actors.launch import Launch
-from actors.settings import TtySize
+from actors.settings import Rlimits, TtySize
 from broker import tree
 from broker.errors import NotATerminal, SpawnFailed
 
@@ -365,15 +366,17 @@ def limits(launch: Launch) -> Step | None:
         SpawnFailed: the present ones cannot be read.
     """
     try:
-        return _limits(launch)
+        return _limits(launch.rlimits, launch.nice, launch.oom_score_adj)
     except OSError as error:
         raise SpawnFailed(error.errno or 0, "limits") from error
 
 
-def _limits(launch: Launch) -> Step | None:
-    wanted = [item for item in launch.rlimits if _current(item[0]) != item[1:]]
-    nice = launch.nice if launch.nice != os.getpriority(os.PRIO_PROCESS, 0) else None
-    score = launch.oom_score_adj if launch.oom_score_adj != _oom_score() else None
+@lru_cache(maxsize=4)
+def _limits(rlimits: Rlimits, niceness: int, oom_score_adj: int) -> Step | None:
+    """Compare with this process's own, which never change: once (2 us, not 12)."""
+    wanted = [row for row in rlimits if resource.getrlimit(row[0]) != row[1:]]
+    nice = niceness if niceness != os.getpriority(os.PRIO_PROCESS, 0) else None
+    score = oom_score_adj if oom_score_adj != _oom_score() else None
     if not wanted and nice is None and score is None:
         return None
 
@@ -389,16 +392,6 @@ def _limits(launch: Launch) -> Step | None:
     return Step(b"limits", apply)
 
 
-def _current(number: int) -> tuple[int, int]:
-    return resource.getrlimit(number)
-
-
-_oom_fd: int | None = None
-
-
 def _oom_score() -> int:
-    """Return this process's oom_score_adj (0.7 us with the file kept open)."""
-    global _oom_fd  # noqa: PLW0603 - one descriptor per worker, opened at first use
-    if _oom_fd is None:
-        _oom_fd = os.open("/proc/self/oom_score_adj", os.O_RDONLY | os.O_CLOEXEC)
-    return int(os.pread(_oom_fd, 16, 0))
+    with open("/proc/self/oom_score_adj") as file:
+        return int(file.read())

@@ -648,15 +648,17 @@ def on_the_wire(order: Launch) -> tuple[dict[str, Any], dict[str, Any]]:
     return wire.unpack(packed), own
 
 
-def with_field(name: str, *value: Any) -> bytes:
+def with_field(name: str, value: Any) -> bytes:
     """An order of which one field has another value, or is missing."""
     terms, own = on_the_wire(launch(["x"]))
     part = terms if name in terms else own
-    del part[name]
-    part.update({name: given for given in value})
+    part[name] = value
+    if value is MISSING:
+        del part[name]
     return wire.pack([wire.pack(terms), own])
 
 
+MISSING = object()
 FIELDS = [f.name for f in dataclasses.fields(Launch)]
 wire_values = st.recursive(
     st.none()
@@ -700,7 +702,7 @@ def test_equal_terms_are_read_once_and_others_are_not_taken_for_them() -> None:
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_an_order_with_a_field_missing_is_refused(name: Any) -> None:
-    sent = with_field(name)
+    sent = with_field(name, MISSING)
     assert name in str(refused("launch", lambda: Launch.from_wire(sent)))
 
 
@@ -715,10 +717,7 @@ def test_an_order_with_a_field_missing_is_refused(name: Any) -> None:
         ("cwd", "x"),
         ("env", [[b"A", b"1"]]),
         ("env", "A=1"),
-        ("env", b"A"),
-        ("env", b"=1"),
-        ("env", b"A=1\0"),
-        ("env", b"A=1\0\0B=2"),
+        ("env", None),
         ("rlimits", [[1, 2]]),
         ("rlimits", [[1, 2, -2]]),
         ("umask", 0o1000),
