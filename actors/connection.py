@@ -20,7 +20,7 @@ from actors.streams import Capture
 from actors.subscription import LifecycleStream
 from broker import auth, errors
 from broker.link import Link, error_of
-from broker.wire import MAX_IDS, STREAMS, Kind, Message, pack, unpack
+from broker.wire import MAX_IDS, STREAMS, Kind, Message, unpack
 
 TOKENS_A_DROP: Final = 100
 """Spawns named by one DROP."""
@@ -494,11 +494,11 @@ def _failed(asked: "asyncio.Future[Message]") -> bool:
 
 def _document(launch: Launch) -> bytes:
     try:
-        return pack(launch.to_wire())
+        return launch.to_wire()
     except errors.ProtocolError as large:
         sizes = {
             "argv": sum(map(len, launch.argv)),
-            "env": sum(len(key) + len(value) for key, value in launch.env),
+            "env": len(launch.env),
             "stdin": len(launch.stdin),
             "metadata": sum(len(key) + len(value) for key, value in launch.metadata),
         }

@@ -62,7 +62,7 @@ class Ending:
         A thousand processes that fork leave a walk no processor time to end with.
         """
         with suppress(OSError):  # an old kernel: the walks do without
-            if self._home is not None and len(self._home.pids()) > LARGE_TREE:
+            if self._home is not None and self._home.crowded(LARGE_TREE):
                 self._home.kill_around()
                 self._spares_nobody = True
         self._sweep.step()

@@ -16,7 +16,7 @@ from broker import errors
 RUN_INPUT: Final = 1024 * 1024
 """Bytes of a run's input that travel with the spawn; more is written while it runs."""
 
-Deadline = Callable[[float | None], AbstractAsyncContextManager[object]]
+Deadline = Callable[[float], AbstractAsyncContextManager[object]]
 
 
 async def run(
@@ -73,14 +73,18 @@ async def run_spec(
     except BaseException:
         capture.stop()
         raise
-    child = Child(connection, record, owned=False)
     feeding = None
-    if child.tty or (data is not None and len(data) > RUN_INPUT):
+    if record.tty or (data is not None and len(data) > RUN_INPUT):
+        child = Child(connection, record, owned=False)
         feeding = asyncio.ensure_future(child.feed(data or b""))
         feeding.add_done_callback(capture.fed)
     try:
         check_open()
-        await _await_capture(child, capture, timeout, deadline)
+        if timeout is None:
+            await capture.closed
+        else:
+            child = Child(connection, record, owned=False)
+            await _await_capture(child, capture, timeout, deadline)
         if record.released:
             raise errors.SessionNotFound("its owner closed meanwhile")
         return completed(record, capture, limit)
@@ -121,7 +125,7 @@ def _check_code(done: Completed) -> None:
 
 
 async def _await_capture(
-    child: Child, capture: Capture, timeout: float | None, deadline: Deadline
+    child: Child, capture: Capture, timeout: float, deadline: Deadline
 ) -> None:
     try:
         async with deadline(timeout):
@@ -134,7 +138,7 @@ async def _await_capture(
             await capture.closed
         raise errors.TimedOut(
             list(child.argv),
-            timeout or 0.0,
+            timeout,
             capture.output("stdout"),
             capture.output("stderr"),
         ) from None

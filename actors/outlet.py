@@ -342,6 +342,11 @@ class Outlet:
 
     # -- served -----------------------------------------------------------------
 
+    @property
+    def pending(self) -> bool:
+        """Whether a poll or a read waits."""
+        return bool(self.polls or self.reads)
+
     def next_deadline(self) -> float | None:
         """Return when `serve` is wanted, None while nothing is due."""
         ends = [read.ends for read in self.reads] + [poll.ends for poll in self.polls]
@@ -387,10 +392,10 @@ class Outlet:
 
     def _pump(self, reader: Reader) -> None:
         self._tell_ends(reader)
-        while self.voice.room():
+        while reader.cursor.sequence < self.log.end and self.voice.room():
             size, count = reader.allowance()
             limit = min(size, self._until_end(reader))
-            if reader.cursor.sequence >= self.log.end or limit <= 0 or count <= 0:
+            if limit <= 0 or count <= 0:
                 break
             self._introduce(reader)
             if reader.awaited and self.log.end - reader.cursor.sequence < self.patience:
@@ -450,18 +455,24 @@ class Outlet:
                 reader.ended.add(stream)
                 if not reader.capture:
                     self.voice.say(end.kind, reader.ask, end.body)
-        if progress.status is None or progress.exit_mark is None:
-            return
-        body = {"status": progress.status.to_wire()}
-        if not reader.exited and here >= progress.exit_mark:
+        if progress.exit_seen and here >= (progress.exit_mark or 0):
+            self._tell_exit(reader)
+
+    def _tell_exit(self, reader: Reader) -> None:
+        """Tell a reader that has come to the exit of it, and of the end of all."""
+        if not reader.exited:
             reader.exited = True
             if not reader.capture:
-                self.voice.say(Kind.EXITED, reader.ask, body)
-        over = progress.closed and reader.exited and here >= self.log.end
+                self.voice.say(Kind.EXITED, reader.ask, self._status())
+        over = self.progress.closed and reader.cursor.sequence >= self.log.end
         if over and reader.ask in self.readers:
-            changes = progress.changes if reader.capture else None
-            self.voice.say(Kind.CLOSED, reader.ask, body, changes)
+            changes = self.progress.changes if reader.capture else None
+            self.voice.say(Kind.CLOSED, reader.ask, self._status(), changes)
             self._detach(reader.ask)
+
+    def _status(self) -> dict[str, Any]:
+        assert self.progress.status is not None  # it is told once there is one
+        return {"status": self.progress.status.to_wire()}
 
     def _served_read(self, read: Read, now: float) -> bool:
         produced = self.log.stats(read.stream).produced

@@ -20,15 +20,12 @@ class Timeouts:
         self._ends: dict[asyncio.Timeout, float] = {}
 
     @asynccontextmanager
-    async def timeout(self, delay: float | None) -> AsyncIterator[None]:
+    async def timeout(self, delay: float) -> AsyncIterator[None]:
         """Limit a block as `asyncio.timeout` does, but for the time of pauses.
 
         Raises:
             TimeoutError: it took longer than `delay` seconds.
         """
-        if delay is None:
-            yield
-            return
         async with asyncio.timeout(None) as timer:
             self._ends[timer] = self._clock.read(_now()) + delay
             self._plan(timer)

@@ -7,7 +7,7 @@ those that get their default action. Here they are.
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 SETSIGDEF: Final = 0x04
@@ -29,7 +29,7 @@ _libc.posix_spawn_file_actions_addopen.argtypes = (
 
 
 def spawn(
-    path: bytes, argv: Sequence[bytes], env: Mapping[bytes, bytes], terminal: bytes
+    path: bytes, argv: Sequence[bytes], env: Sequence[bytes], terminal: bytes
 ) -> int:
     """Execute `path` in a new session whose terminal is `terminal`; return its pid.
 
@@ -47,7 +47,7 @@ def spawn(
             actions,
             _ATTRIBUTES,
             _words(argv),
-            _words([key + b"=" + value for key, value in env.items()]),
+            _words(env),
         )
     finally:
         _libc.posix_spawn_file_actions_destroy(actions)

@@ -27,10 +27,12 @@ from actors.settings import TtySize
 from actors.stdin import Stdin
 from actors.usage import measure
 from broker import cgroup, errors, tree
-from broker.wire import STREAMS, Kind, Message, Payload, pack, unpack
+from broker.wire import STREAMS, Kind, Message, Payload, pack
 
 EVICTED: Final = b"[creche: evicted to make room for another session]\n"
 """The last line in the log of an evicted session."""
+GONE: Final = errors.SessionNotFound()
+"""Why what is still asked of a released session is refused."""
 TAIL: Final = 4096
 """Bytes of output in a snapshot."""
 
@@ -149,12 +151,15 @@ class Session:
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is wanted, None while nothing is due."""
-        due = [part.next_deadline() for part in (self.life, self.outlet, self.stdin)]
+        # Asked twice in each turn of the worker: 1.5 us while nothing is due.
+        due = [self.life.next_deadline(), self.stdin.next_deadline()]
+        if self.outlet.pending:
+            due.append(self.outlet.next_deadline())
         if not self.life.empty:
             due.append(self.budget.next_sample())
         if self.awaited.waits:
             due.append(self.awaited.next_deadline())
-        return min((end for end in due if end is not None), default=None)
+        return min([end for end in due if end is not None], default=None)
 
     def tick(self, now: float) -> None:
         """Let what is due happen."""
@@ -212,11 +217,12 @@ class Session:
         if pid == self.process.pid and not self._exit:
             self._exit = exit_facts(wait_status, usage, tree_peak=self.budget.peak)
             self._exit["ended"] = now
-        self.happened(lifecycle.Reaped())
 
     def on_reaped_all(self, now: float, *, empty: bool) -> None:
         """Follow up on a round of reaping; `empty`: the kernel says nothing is left."""
         self._now = now
+        if not empty:
+            self.happened(lifecycle.Reaped())
         if self._exit and self.progress.status is None:
             self._leader_event(empty=empty)
         elif empty and not self.life.empty and self._exit:
@@ -232,7 +238,7 @@ class Session:
         event = lifecycle.LeaderExited(
             self._exit["signal"] or 0,
             empty,
-            oom=self.ending.oom_killed(),
+            oom=self._exit["signal"] == SIGKILL and self.ending.oom_killed(),
             spared=self.ending.spared(self.process.pid),
         )
         self.happened(event)
@@ -286,8 +292,8 @@ class Session:
 
     def finish(self) -> None:
         """Close everything, and refuse what is still asked; the tree is gone."""
-        self.outlet.refuse_all(errors.SessionNotFound())
-        self.awaited.refuse(errors.SessionNotFound())
+        self.outlet.refuse_all(GONE)
+        self.awaited.refuse(GONE)
         self.stdin.close()
         self.process.close()
         self.hold.close()
@@ -404,8 +410,8 @@ class Session:
 
     def _release(self) -> None:
         self.released = True
-        self.outlet.refuse_polls(errors.SessionNotFound())
-        self.awaited.refuse(errors.SessionNotFound())
+        self.outlet.refuse_polls(GONE)
+        self.awaited.refuse(GONE)
         self.stdin.close()
 
     def _on_signal(self, ask: Ask, message: Message) -> None:
@@ -506,8 +512,9 @@ class Session:
         captured = self.releases_itself and not self.outlet.readers
         if captured and self.progress.closed and not self.released:
             self._release()
-            kill = lifecycle.Kill(None, None, self.launch.kill_timeout, "owner-drop")
-            self.happened(kill)
+            if not self.life.empty:
+                timeout = self.launch.kill_timeout
+                self.happened(lifecycle.Kill(None, None, timeout, "owner-drop"))
 
     def _give(self) -> None:
         if self.awaited.waits:
@@ -544,10 +551,11 @@ def read_launch(message: Message) -> Launch:
         ProtocolError: the payload is no document.
         InvalidRequest: it is not a complete launch.
     """
-    return Launch.from_wire(unpack(message.payload or b""))
+    return Launch.from_wire(message.payload or b"")
 
 
 RUNNING: Final = lifecycle.State.RUNNING
+SIGKILL: Final = lifecycle.SIGKILL
 
 Command = Callable[[Session, Ask, Message], None]
 

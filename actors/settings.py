@@ -210,10 +210,13 @@ class Limits:
 
     def rlimits(self, ambient: Rlimits) -> Rlimits:
         """Return `ambient` with these limits laid over it."""
+        asked = {name: getattr(self, name) for name in _RLIMITS}
+        if not any(value is not None for value in asked.values()):
+            return ambient
         merged = {number: (soft, hard) for number, soft, hard in ambient}
-        for name, number in _RLIMITS.items():
-            value = getattr(self, name)
+        for name, value in asked.items():
             if value is not None:
+                number = _RLIMITS[name]
                 _, most = merged.get(number, (-1, -1))
                 merged[number] = (value, _hard_limit(number, value, most))
         return tuple((number, *pair) for number, pair in merged.items())

@@ -238,7 +238,7 @@ def _spawn_first(launch: Launch, program: bytes, terminal: bytes) -> int:
     """
     told: OSError | None = None
     missing: OSError | None = None
-    env = dict(launch.env)
+    env = launch.variables
     for candidate in process.candidates(program, env):
         try:
             os.stat(candidate)  # a look costs 2 us, a failing start 150

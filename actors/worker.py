@@ -206,11 +206,12 @@ class Worker:
     def _reap(self) -> None:
         session = self.session
         now = time.monotonic()
-        for pid, status, usage in reaped():
-            if session is not None:
-                session.on_reaped(pid, status, usage, now)
-        if session is not None:
-            session.on_reaped_all(now, empty=not has_children())
+        found, empty = reaped()
+        if session is None:
+            return
+        for pid, status, usage in found:
+            session.on_reaped(pid, status, usage, now)
+        session.on_reaped_all(now, empty=empty)
 
     def _end(self) -> NoReturn:
         if self.session is not None:
@@ -218,35 +219,29 @@ class Worker:
         os._exit(0)
 
 
-def reaped() -> list[tuple[int, int, Any]]:
-    """Reap every child that has ended: pid, wait status, resource usage."""
+def reaped() -> tuple[list[tuple[int, int, Any]], bool]:
+    """Reap every child that has ended: pid, wait status, resource usage.
+
+    The second value tells whether this process has no child any more: the kernel's
+    answer is the proof.
+    """
     found: list[tuple[int, int, Any]] = []
     while True:
         try:
             pid, status, usage = os.wait4(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return found, True
         if pid == 0:
-            return found
+            return found, False
         found.append((pid, status, usage))
-
-
-def has_children() -> bool:
-    """Return whether this process has any child; the kernel's answer is the proof."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def end_tree(timeout: float) -> bool:
     """Kill and reap everything below this process; return whether all is gone."""
     sweep = tree.Sweep()
     ends = time.monotonic() + timeout
-    while has_children():
+    while not reaped()[1]:
         sweep.step()
-        reaped()
         if time.monotonic() >= ends:
             return False
         select.poll().poll(1)  # victims need a moment to exit

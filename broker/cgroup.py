@@ -164,6 +164,20 @@ class Cgroup:
                 found.extend(int(line) for line in file)
         return found
 
+    def crowded(self, most: int) -> bool:
+        """Whether there are more than `most` processes in it (9 us for a few).
+
+        Those in cgroups that its members made below are not counted.
+        """
+        fd = os.open(f"{self.path}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            count = 0
+            while count <= most and (part := os.read(fd, 4096)):
+                count += part.count(b"\n")
+        finally:
+            os.close(fd)
+        return count > most
+
     def kill(self) -> None:
         """Have the kernel kill every process in it, also those being forked now.
 

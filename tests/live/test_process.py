@@ -2,7 +2,6 @@
 
 import errno
 import os
-from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
@@ -17,16 +16,6 @@ pytestmark = pytest.mark.live
 
 PIPES = 4
 """Those of one start: three streams, and the one that tells of a failed exec."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _score_file() -> Iterator[None]:
-    """Close the file that a worker opens at its first start and keeps."""
-    process._oom_score()
-    yield
-    assert process._oom_fd is not None
-    os.close(process._oom_fd)
-    process._oom_fd = None
 
 
 @pytest.fixture
