@@ -180,7 +180,7 @@ class _Block:
     in the arena, None for memory of this process alone.
     """
 
-    __slots__ = ("base", "path", "place", "start", "view")
+    __slots__ = ("base", "path", "place", "start", "used", "view")
 
     def __init__(
         self, start: Cursor, view: memoryview, place: int | None = None
@@ -190,12 +190,7 @@ class _Block:
         self.view = view
         self.place = place
         self.path = array("I", (0, 0)), array("I", (0, 0))
-
-    @property
-    def used(self) -> int:
-        """The bytes in use; the rest of `view` is space."""
-        right, up = self.path
-        return right[-1] + up[-1]
+        self.used = 0
 
     @property
     def end(self) -> Cursor:
@@ -211,6 +206,7 @@ class _Block:
             right.append(right[-1])
             up.append(up[-1])
         self.path[index][-1] += count
+        self.used += count
 
     def step(self, position: int) -> int:
         """Find the step with the byte at `position`; the last one for the end."""
@@ -257,6 +253,9 @@ class Log:
         arena: Where further blocks come from when the first ones are full; without one,
             or when it has none, from this process's own memory.
 
+    Attributes:
+        end: All bytes produced so far: the sequence of the next one.
+
     Raises:
         ValueError: No such policy, or a size below 1.
     """
@@ -274,14 +273,9 @@ class Log:
         self._arena = arena
         first = memoryview(bytearray(FIRST_BLOCK))
         self._blocks = [_Block(Cursor(0, 0), first)]
+        self.end = 0
 
     # Producing
-
-    @property
-    def end(self) -> int:
-        """All bytes produced so far: the sequence of the next one."""
-        last = self._blocks[-1]
-        return last.base + last.used
 
     def space(self) -> memoryview:
         """Offer room for the next bytes; read into it, then `commit`.
@@ -309,6 +303,7 @@ class Log:
         if not 0 <= count <= len(last.view) - last.used:
             raise ValueError(f"{count} bytes were not in the space given")
         last.extend(stream, count)
+        self.end += count
 
     def append(self, stream: str, data: bytes | memoryview) -> None:
         """Copy `data`, of any length, to the end of `stream`."""

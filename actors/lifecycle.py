@@ -207,11 +207,16 @@ class Lifecycle:
         self._sweep_due: float | None = None
         self._times_out = _after(now, terms.timeout)
         self._idles_out = _after(now, terms.idle_timeout)
+        self._due: float | None = None
+        self._due_known = False
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event at time `now` (seconds, monotonic) and return what to do."""
+        if self.terms.idle_timeout is None and isinstance(event, Output):
+            return []  # by far the commonest
         self._now = now
         self._out = []
+        self._due_known = False
         match event:
             case LeaderExited():
                 self._leader_exited(event)
@@ -240,6 +245,12 @@ class Lifecycle:
 
     def next_deadline(self) -> float | None:
         """Return when a `Tick` is wanted, None while nothing is due."""
+        if not self._due_known:  # asked in each turn of the worker
+            self._due = self._find_deadline()
+            self._due_known = True
+        return self._due
+
+    def _find_deadline(self) -> float | None:
         due = [end for end in self._timers() if end is not None]
         due += [end for _, end in self._kills]
         return min(due, default=None)

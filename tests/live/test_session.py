@@ -30,10 +30,10 @@ async def test_the_stages_of_what_is_over_are_measured() -> None:
         assert not any((await engine.info()).latency.values())
         await engine.run(["echo", "x"])
         await engine.run(["sleep", "0.2"])
-        counts: dict[str, int] = {}
-        while counts.get("leased", 0) < 2:  # a worker's last word follows the result
+        latency = (await engine.info()).latency
+        while sum(n for _, n in latency["leased"]) < 2:  # a last word follows a result
             latency = (await engine.info()).latency
-            counts = {name: sum(n for _, n in rows) for name, rows in latency.items()}
+    counts = {stage: sum(n for _, n in rows) for stage, rows in latency.items()}
     assert counts == {
         "queued": 2,
         "leased": 2,
