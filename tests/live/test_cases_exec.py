@@ -83,7 +83,7 @@ async def test_s11_each_bad_program_is_an_error_of_the_start_itself(
     async with actors.Engine() as engine:
         for name, number in BAD_PROGRAMS.items():
             path = str(programs / name)
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(NOT_BLOCKED):
                 with pytest.raises(actors.SpawnFailed) as failed:
                     await engine.spawn([path])
             told = failed.value
@@ -268,7 +268,7 @@ write(b"eof bytes=%d\\n" % size)
 async def sees_eof(child: actors.Child) -> None:
     await until(child, b"\n")
     await child.close_stdin()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(NOT_BLOCKED):
         done = await child.output()
     assert done.stdout == b"fds 0,1,2\neof bytes=0\n"
     assert done.returncode == 0
@@ -398,7 +398,7 @@ async def test_a_long_path_of_the_socket_works(
     own = len("/creche/run-0123456789abcdef/broker.sock")
     place = lengthened(short, length - own, letter)
     monkeypatch.setenv("XDG_RUNTIME_DIR", place)
-    async with asyncio.timeout(9), actors.Engine() as engine:
+    async with asyncio.timeout(NOT_BLOCKED), actors.Engine() as engine:
         endpoint = (await engine.info()).endpoint
         assert len(os.fsencode(endpoint.removeprefix("ipc://"))) == length
         assert (await engine.run(["echo", "in"])).stdout == b"in\n"
@@ -422,7 +422,7 @@ async def test_a_name_too_long_for_any_socket_is_refused_with_the_limit(
         actors.Engine(f"ipc://{path}")
     assert refused.value.field == "endpoint"
     with running(*SERVES, f"ipc://{path}", stderr=subprocess.PIPE) as broker:
-        _, told = broker.process.communicate(timeout=9)
+        _, told = broker.process.communicate(timeout=NOT_BLOCKED)
         assert broker.process.returncode == 1
     for text in (str(refused.value), told.decode()):
         assert path in text

@@ -164,7 +164,7 @@ async def test_a_kill_right_after_the_start_hits_the_child_alone(runs: int) -> N
 
         async def one() -> None:
             child = await engine.spawn(["sleep", "100"], arg0=word)
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(NOT_BLOCKED):
                 receipt = await child.kill()
             assert receipt.survivors == ()
             assert (await child.wait()).cause == "killed"
@@ -247,7 +247,7 @@ async def test_a_kill_does_not_wait_for_a_blocked_write(way: str) -> None:
         now = resident(here)
         grown = {pid: now[pid] - before[pid] for pid in here}
         assert max(grown.values()) < bound + 16 * MIB, grown
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(NOT_BLOCKED):
             ending = child.kill() if way == "kill" else child.terminate(0.5)
             assert (await ending).survivors == ()
         number = signal.SIGKILL if way == "kill" else signal.SIGTERM

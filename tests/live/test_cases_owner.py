@@ -284,7 +284,7 @@ async def test_s39_a_killed_broker_takes_everything_along_and_is_told() -> None:
         left = [pid for kind in processes.values() for pid in kind]
         await asyncio.to_thread(eventually, lambda: not any(map(alive, left)))
         assert idle.returncode is None
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(NOT_BLOCKED):
             await engine.aclose()
         await idle.aclose()
 

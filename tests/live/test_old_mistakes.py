@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import actors
-from tests.helpers import eventually, gone, parent, tag
+from tests.helpers import NOT_BLOCKED, eventually, gone, parent, tag
 from tests.live.children import arrived, burst, drained, program, until
 
 pytestmark = pytest.mark.live
@@ -130,7 +130,7 @@ async def test_a_start_that_failed_is_over_for_everybody() -> None:
         tries = [
             scope.spawn(["/nowhere/program"], request_id="the one") for _ in range(3)
         ]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(NOT_BLOCKED):
             told = await asyncio.gather(*tries, return_exceptions=True)
         assert {type(one) for one in told} <= {
             actors.SpawnFailed,

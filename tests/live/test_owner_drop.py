@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import actors
-from tests.helpers import alive, end, gone, python, tag, tagged
+from tests.helpers import NOT_BLOCKED, alive, end, gone, python, tag, tagged
 from tests.parts import DAEMONS, Identities, Parts, client, daemons
 
 pytestmark = pytest.mark.live
@@ -281,7 +281,7 @@ async def test_every_pending_call_is_answered_when_the_engine_is_left() -> None:
             "read": asyncio.create_task(child.reader(after="newest").read(wait=30)),
         }
         await child.snapshot()
-    _done, pending = await asyncio.wait(calls.values(), timeout=5)
+    _done, pending = await asyncio.wait(calls.values(), timeout=NOT_BLOCKED)
     assert not pending, [name for name, call in calls.items() if call in pending]
     assert calls["wait"].result().cause == "owner-drop"
     assert isinstance(calls["poll"].exception(), actors.SessionNotFound)

@@ -121,7 +121,7 @@ async def test_s37_nothing_blocks_a_kill(opened: Opened) -> None:
         stalled = child.events(window=KIB)
         writing = asyncio.ensure_future(child.write(b"x" * 4 * MIB))
         await anext(stalled)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(NOT_BLOCKED):
             assert (await child.kill()).survivors == ()
         assert (await writing).state == "ended"
         assert kinds(await collected(stalled))[-1] == "Closed"
@@ -296,7 +296,7 @@ async def test_s41_a_scope_and_a_list_are_killed_at_once(opened: Opened) -> None
     async with opened() as engine, engine.scope() as scope:
         children = [await scope.spawn(program(REST, word)) for _ in range(5)]
         ids = [child.id for child in children]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(NOT_BLOCKED):
             receipts = await engine.kill([*ids[:2], 999_999])
         assert receipts[:2] == [actors.KillReceipt(1, 1, ())] * 2
         assert isinstance(receipts[2], actors.SessionNotFound)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import actors
-from tests.helpers import tag
+from tests.helpers import NOT_BLOCKED, tag
 from tests.live.children import (
     COUNTS_INPUT,
     MIB,
@@ -53,7 +53,7 @@ async def test_s33_a_full_pipe_makes_only_its_writer_wait(opened: Opened) -> Non
         child = await engine.spawn(program(REST, tag()), stdin="pipe")
         writing = asyncio.ensure_future(child.write(b"x" * 4 * MIB))
         await until(child, b"ready\n")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(NOT_BLOCKED):
             assert (await child.snapshot()).state == "running"
             assert (await engine.run(["cat"], input=b"i")).stdout == b"i"
         assert not writing.done()
@@ -100,7 +100,7 @@ async def test_s35_closing_stdin_is_harmless_to_repeat_and_waits_for_nobody(
         await until(child, b"up")
         writing = asyncio.ensure_future(child.write(b"x" * 4 * MIB))
         await arrived(child)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(NOT_BLOCKED):
             await child.close_stdin()
             written = await writing
             await child.close_stdin()

@@ -204,9 +204,10 @@ async def test_s56_a_run_times_out_with_the_output_so_far(opened: Opened) -> Non
     word = tag()
     async with opened() as engine:
         with pytest.raises(actors.TimedOut) as late:
-            await engine.run(program(REST, word), timeout=1.0)
+            script = "echo ready; sleep 150; :"
+            await engine.run(["sh", "-c", script, word], timeout=2.0)
         assert late.value.stdout == b"ready\n"
-        assert late.value.timeout == 1.0
+        assert late.value.timeout == 2.0
         await asyncio.to_thread(gone, word)
         done = await engine.run(["echo", "in time"], timeout=NOT_BLOCKED)
         assert done.stdout == b"in time\n"

@@ -82,7 +82,7 @@ async def test_s29_a_yield_ends_a_poll_early_and_leaves_the_child_alone(
         await arrived(child)
         assert not waiting.done()
         stop.set()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(NOT_BLOCKED):
             seen = await waiting
         assert (seen.stdout, seen.alive, seen.done) == (b"ready\n", True, False)
         assert (await child.poll(wait=0)).stdout == b""
