@@ -203,8 +203,8 @@ async def test_s56_a_wait_times_out_and_never_kills(opened: Opened) -> None:
 async def test_s56_a_run_times_out_with_the_output_so_far(opened: Opened) -> None:
     word = tag()
     async with opened() as engine:
+        script = "echo ready; sleep 150; :"
         with pytest.raises(actors.TimedOut) as late:
-            script = "echo ready; sleep 150; :"
             await engine.run(["sh", "-c", script, word], timeout=2.0)
         assert late.value.stdout == b"ready\n"
         assert late.value.timeout == 2.0
