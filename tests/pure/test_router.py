@@ -1039,13 +1039,8 @@ def test_the_operator_reaches_every_session(shared: World) -> None:
 
 def test_a_credit_waits_for_no_answer(world: World) -> None:
     session, worker = world.started()
-<<<<<<< HEAD
     asked = world.ask(A, Kind.CREDIT, session, taken(1))
     assert told(asked) == [(worker, Kind.CREDIT)]
-=======
-    body = {"chunks": 1, "sequence": 1, "local": False}
-    assert told(world.ask(A, Kind.CREDIT, session, body)) == [(worker, Kind.CREDIT)]
->>>>>>> 5089bb8 (Let local readers copy bulk output from the session's arena)
     assert world.router.sessions[session].pending == {}
 
 
@@ -1814,13 +1809,8 @@ def test_s52_a_slow_watcher_is_told_how_much_it_missed(
     assert len(world.router.watchers) == 1
 
 
-<<<<<<< HEAD
 def taken(count: int) -> dict[str, Any]:
     return {"chunks": count, "sequence": 0, "local": True}
-=======
-def taken(count: int) -> dict[str, int]:
-    return {"chunks": count, "sequence": 0, "local": False}
->>>>>>> 5089bb8 (Let local readers copy bulk output from the session's arena)
 
 
 @pytest.mark.parametrize("how", ["stopped", "gone"])
