@@ -269,7 +269,7 @@ class Log:
         self._tail = size // 2 if policy == "head_tail" else size
         self._head = size - self._tail
         self._holds: dict[Hashable, int] = {_UNREAD: 0} if policy == "block" else {}
-        self._pins: dict[Hashable, tuple[int, int]] = {}
+        self._pins: dict[Hashable, list[tuple[int, int]]] = {}
         self._arena = arena
         first = memoryview(bytearray(FIRST_BLOCK))
         self._blocks = [_Block(Cursor(0, 0), first)]
@@ -351,7 +351,9 @@ class Log:
     def _pinned(self, block: _Block) -> bool:
         end = block.base + block.used
         return block.place is not None and any(
-            block.base < stop and start < end for start, stop in self._pins.values()
+            block.base < stop and start < end
+            for pinned in self._pins.values()
+            for start, stop in pinned
         )
 
     # Holding back
@@ -384,23 +386,27 @@ class Log:
         self._holds[key] = max(sequence, stop, self._holds.get(key, 0))
 
     def release(self, key: Hashable) -> None:
-        """Drop the hold of `key`, if it has one.
+        """Drop the hold and the pins of `key`, if it has any.
 
-        After the last one the log keeps the newest bytes only, and `room` is unlimited,
-        until somebody holds again.
+        After the last hold the log keeps the newest bytes only, and `room` is
+        unlimited, until somebody holds again.
         """
         self._holds.pop(key, None)
-
-    def pin(self, key: Hashable, start: int, stop: int) -> None:
-        """Keep the memory of what lies from `start` to `stop` for the reader `key`.
-
-        It replaces what this reader had pinned.
-        """
-        self._pins[key] = start, stop
-
-    def unpin(self, key: Hashable) -> None:
-        """Drop the pin of `key`, if it has one."""
         self._pins.pop(key, None)
+
+    def pin(self, key: Hashable, placed: Placed) -> None:
+        """Keep the memory of what a reader was told the place of."""
+        pinned = self._pins.setdefault(key, [])
+        start = placed.sequence
+        if pinned and pinned[-1][1] == start:
+            start, _ = pinned.pop()
+        pinned.append((start, placed.sequence + placed.length))
+
+    def unpin(self, key: Hashable, until: int) -> None:
+        """Let go of what lies before `until` and was pinned for the reader `key`."""
+        if key in self._pins:
+            left = [pin for pin in self._pins[key] if until < pin[1]]
+            self._pins[key] = [(max(start, until), stop) for start, stop in left]
 
     # Places
 

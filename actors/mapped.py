@@ -68,9 +68,7 @@ def _open_arena(address: Any) -> int:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         _check(os.fstat(fd), address)
-        # Without the seals a writer could shrink it, which would kill this process.
-        if fcntl.fcntl(fd, _GET_SEALS) != SEALS:
-            raise OSError("it is not sealed")
+        _check_seals(fd)
     except OSError:
         os.close(fd)
         raise
@@ -81,3 +79,9 @@ def _check(found: os.stat_result, address: Any) -> None:
     same = found.st_dev == address["device"] and found.st_ino == address["inode"]
     if not same or not stat.S_ISREG(found.st_mode):
         raise OSError("it is another file")
+
+
+def _check_seals(fd: int) -> None:
+    """Refuse a file that somebody could shrink, which would kill this process."""
+    if fcntl.fcntl(fd, _GET_SEALS) != SEALS:
+        raise OSError("it is not sealed")

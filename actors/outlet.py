@@ -116,7 +116,6 @@ class Reader:
         "introduced",
         "local",
         "lossless",
-        "seen",
         "sent",
         "size",
         "taken",
@@ -135,7 +134,7 @@ class Reader:
         self.ask = ask
         self.capture = capture
         self.cursor = cursor
-        self.taken = self.seen = cursor.sequence
+        self.taken = cursor.sequence
         self.introduced = self.awaited = self.local = False
         self.sent = 0
         self.credited = 0
@@ -286,19 +285,12 @@ class Outlet:
         reader.local, reader.awaited = body["local"], False
         reader.credited = max(reader.credited, body["chunks"])
         reader.taken = max(reader.taken, body["sequence"])
-        reader.seen = max(reader.seen, body["sequence"])
         if reader.credited > reader.sent or reader.taken > reader.cursor.sequence:
             self._detach(ask)
             raise errors.InvalidRequest("credit", "is for more than was sent")
         if reader.lossless:
             self._hold(ask.client, ask.request, reader.taken)
-        self._pin(reader)
-
-    def _pin(self, reader: Reader) -> None:
-        """Keep what is under way where its client was told that it is."""
-        # What is held stays anyway.
-        if reader.local and not reader.lossless and reader.ask in self.readers:
-            self.log.pin(reader.ask, reader.seen, reader.cursor.sequence)
+        self.log.unpin(ask, body["sequence"])
 
     def stop(self, target: Ask) -> None:
         """Forget a reader, a pending poll or read; request 0: all of this client's."""
@@ -319,7 +311,6 @@ class Outlet:
 
     def _detach(self, ask: Ask) -> None:
         self.readers.pop(ask, None)
-        self.log.unpin(ask)
         self._let_go(ask.client, ask.request)
 
     def refuse_polls(self, error: errors.EngineError) -> None:
@@ -402,7 +393,6 @@ class Outlet:
                 break
             self._give(reader, limit, count)
             self._tell_ends(reader)
-        self._pin(reader)
 
     def _introduce(self, reader: Reader) -> None:
         """Tell a reader of the arena, once there is one."""
@@ -425,6 +415,7 @@ class Outlet:
     def _send_placed(self, reader: Reader, placed: Placed) -> None:
         reader.cursor = reader.cursor.after(placed.stream, placed.length)
         reader.sent += 1
+        self.log.pin(reader.ask, placed)
         self.voice.say(Kind.PLACED, reader.ask, placed._asdict())
 
     def _until_end(self, reader: Reader) -> int:

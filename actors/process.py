@@ -30,11 +30,12 @@ DEFAULT_PATH: Final = b"/bin:/usr/bin"
 PIPE: Final = 64 * 1024
 """Bytes that a pipe holds by default."""
 WIDE_PIPE: Final = 1024 * 1024
-"""Bytes that one holds whose writer is fast: half the CPU time per byte."""
+"""Bytes that one holds whose writer is fast; to set it costs 8 us."""
 WIDE_PIPES: Final = 16
-"""Wide pipes of one user at once: a quarter of what pipe-user-pages-soft grants.
+"""Wide pipes of one user at once, in all engines: 16 of the 64 MiB that pipes may hold.
 
-Beyond that limit every new pipe of that user would be cut to 8 KiB, in any program."""
+Beyond that every new pipe of that user would be cut to 8 KiB, in any program."""
+_TICKET: Final = b"\0creche-wide-pipe-%d-%d"
 BUSY_RETRIES: Final = 20
 """Attempts at a program that is still being written (ETXTBSY), 10 ms apart."""
 
@@ -55,10 +56,7 @@ class Process:
         self._wide: dict[str, _socket.socket] = {}
 
     def capacity(self, stream: str) -> int:
-        """Return how many bytes one read may give at most.
-
-        If it gives less, no more is there.
-        """
+        """Return how many bytes a read gives at least if more may be there."""
         return WIDE_PIPE if stream in self._wide else PIPE
 
     def widen(self, stream: str) -> None:
@@ -153,7 +151,7 @@ def _ticket() -> _socket.socket | None:
     ticket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
     for number in range(WIDE_PIPES):
         try:
-            ticket.bind(b"\0creche-wide-pipe-%d-%d" % (os.geteuid(), number))
+            ticket.bind(_TICKET % (os.geteuid(), number))
         except OSError:
             continue
         return ticket

@@ -171,7 +171,7 @@ class EventStream:
         """Return the first piece of what lies in the arena; the rest is next."""
         size = min(placed.length, self._piece)
         stream, offset, sequence, place, length = placed
-        data = self._arena and self._arena.copy(place, size, sequence)
+        data = None if self._arena is None else self._arena.copy(place, size, sequence)
         if data is None:
             return None  # this stream was ended; the error that says so comes next
         if size < length:
@@ -356,7 +356,9 @@ class Capture:
     def _placed(self, message: Message) -> None:
         body = message.body
         place, length, sequence = body["place"], body["length"], body["sequence"]
-        data = self._arena and self._arena.copy(place, length, sequence)
+        if self._arena is None:
+            return  # nobody waits for this capture any more
+        data = self._arena.copy(place, length, sequence)
         if data is not None:  # else the error that ends this capture comes next
             self._chunk(message, data)
 

@@ -56,7 +56,7 @@ class Terminal(process.Process):
         self._entered_line = 0
 
     def capacity(self, stream: str) -> int:  # noqa: ARG002 - there is but one
-        """Return how many bytes one read gives at least if more may be there."""
+        """Return how many bytes a read gives at least if more may be there."""
         return 1
 
     def widen(self, stream: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from actors.settings import OutputPolicy, Settings, TtySize
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "limits.md").read_text()
-UNITS = {"KiB": 1024, "MiB": 1024**2, "s": 1, "": 1}
+UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "s": 1, "": 1}
 SETTINGS = re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE, re.MULTILINE)
 BOUNDS = re.findall(r"^\| .*? \| (.*?) \| `([\w.]+)\.(\w+)` \|$", PAGE, re.MULTILINE)
 

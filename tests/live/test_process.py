@@ -1,6 +1,7 @@
 """Starting one child: what is left when the system refuses a part of it."""
 
 import errno
+import fcntl
 import os
 from typing import NoReturn
 
@@ -46,3 +47,56 @@ def test_a_start_without_a_pipe_is_refused_and_leaves_none_open(
         process.start(launch)
     assert (refused.value.errno, refused.value.step) == (errno.EMFILE, "pipe")
     assert os.listdir("/proc/self/fd") == before
+
+
+# Wide pipes
+
+
+@pytest.fixture
+def own_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the wide pipes of this test alone."""
+    monkeypatch.setattr(
+        process, "_TICKET", b"\0" + os.urandom(8).hex().encode() + b"-%d-%d"
+    )
+
+
+def streaming() -> process.Process:
+    """Return what reads a pipe that nobody writes to, and has no process."""
+    read, write = os.pipe()
+    os.close(write)
+    return process.Process(0, None, {"stdout": read})
+
+
+def held_by(pipe: process.Process) -> int:
+    return fcntl.fcntl(pipe.outputs["stdout"], fcntl.F_GETPIPE_SZ)
+
+
+@pytest.mark.usefixtures("own_tickets")
+def test_a_pipe_is_widened_while_few_are() -> None:
+    pipes = [streaming() for _ in range(process.WIDE_PIPES + 1)]
+    for pipe in pipes:
+        assert pipe.capacity("stdout") == held_by(pipe) == process.PIPE
+        pipe.widen("stdout")
+    last = pipes.pop()
+    assert last.capacity("stdout") == held_by(last) == process.PIPE
+    assert {pipe.capacity("stdout") for pipe in pipes} == {process.WIDE_PIPE}
+    assert {held_by(pipe) for pipe in pipes} == {process.WIDE_PIPE}
+    pipes.pop().close()
+    last.widen("stdout")
+    assert held_by(last) == process.WIDE_PIPE
+    for pipe in [*pipes, last]:
+        pipe.close()
+
+
+@pytest.mark.usefixtures("own_tickets")
+def test_a_pipe_that_may_not_be_widened_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipe = streaming()
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "WIDE_PIPE", 2**31)
+        pipe.widen("stdout")
+    assert pipe.capacity("stdout") == held_by(pipe) == process.PIPE
+    assert os.listdir("/proc/self/fd") == before
+    pipe.close()

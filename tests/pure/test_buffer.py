@@ -13,8 +13,9 @@ from hypothesis.stateful import (
 )
 
 from actors import buffer
-from actors.buffer import Counts, Cursor, Hole, Log, Piece
+from actors.buffer import Counts, Cursor, Hole, Log, Piece, Placed
 from broker.wire import STREAMS
+from tests.shelf import Shelf
 
 START = Cursor(0, 0)
 POLICIES = ("tail", "head_tail", "block")
@@ -269,6 +270,91 @@ def test_a_stream_that_goes_on_alone_costs_only_its_bytes(stream: str) -> None:
     assert {len(path) for block in log._blocks for path in block.path} == {2}
 
 
+# The arena
+
+
+def bulky(policy: str = "tail", size: int = 200_000, count: int = 1000) -> Log:
+    """Return a log whose next byte lies in the arena: its own blocks are full."""
+    log = Log(policy, size, Shelf(65_536, count))
+    log.append("stdout", bytes(4096 + 16_384 + 65_536))
+    return log
+
+
+def test_a_log_with_little_output_has_no_arena() -> None:
+    assert bulky().address is None
+    log = bulky()
+    log.append("stdout", b"x")
+    assert log.address == {"pid": 1, "fd": 2, "device": 3, "inode": 4}
+    assert Log("tail", 10).address is None
+
+
+def test_bytes_in_the_arena_are_located_up_to_the_next_change_of_stream() -> None:
+    log = bulky()
+    start = log.at(log.end)
+    log.append("stdout", b"o" * 100)
+    log.append("stderr", b"e" * 50)
+    placed = log.locate(start, 1000, 1)
+    assert placed == Placed("stdout", start.stdout, start.sequence, 0, 100)
+    cursor = start.after("stdout", 100)
+    assert log.locate(cursor, 30, 1) == Placed("stderr", 0, cursor.sequence, 100, 30)
+    assert log.locate(cursor, 1000, 51) is None
+    assert log.locate(cursor, 30, 31) is None
+    assert log.locate(cursor.after("stderr", 50), 30, 1) is None
+
+
+def test_what_lies_in_the_log_s_own_memory_has_no_place() -> None:
+    assert bulky().locate(START, 1000, 1) is None
+
+
+def test_what_is_dropped_has_no_place() -> None:
+    log = bulky(size=100)
+    start = log.at(log.end)
+    log.append("stdout", bytes(200))
+    assert log.locate(start, 1000, 1) is None
+    assert log.locate(log.at(log.first()), 1000, 100) is not None
+
+
+def test_a_log_goes_on_in_its_own_memory_when_the_arena_is_full() -> None:
+    log = bulky(count=1)
+    log.append("stdout", bytes(65_536))
+    start = log.at(log.end)
+    log.append("stdout", b"more")
+    assert log.locate(start, 4, 1) is None
+    assert log.read(start, 4)[0][0].data == b"more"  # type: ignore[union-attr]
+
+
+def flooded(log: Log) -> Shelf:
+    """Write far more than the log keeps; return its arena."""
+    for _ in range(50):
+        log.append("stdout", bytes(65_536))
+    assert isinstance(log._arena, Shelf)
+    return log._arena
+
+
+def test_dropped_blocks_are_used_again() -> None:
+    assert len(flooded(bulky()).out) <= 6
+
+
+def test_a_pinned_block_is_used_again_only_when_it_is_let_go() -> None:
+    log = bulky()
+    start = log.at(log.end)
+    log.append("stdout", b"pinned")
+    placed = log.locate(start, 6, 1)
+    assert placed is not None
+    log.pin("reader", placed)
+    shelf = flooded(log)
+    assert shelf.copy(placed.place, 6) == b"pinned"
+    assert len(shelf.out) <= 7
+    assert log.read(start, 1)[0][0] == Hole("stdout", start.stdout, log.first())
+    log.unpin("nobody", log.end)
+    log.unpin("reader", start.sequence + 5)
+    flooded(log)
+    assert shelf.copy(placed.place, 6) == b"pinned"
+    log.unpin("reader", start.sequence + 6)
+    flooded(log)
+    assert shelf.copy(placed.place, 6) != b"pinned"
+
+
 # Holds
 
 
@@ -421,9 +507,15 @@ class LogMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.patch.undo()
 
-    @initialize(policy=st.sampled_from(POLICIES), size=st.integers(1, 40))
-    def create(self, policy: str, size: int) -> None:
-        self.log = Log(policy, size)
+    @initialize(
+        policy=st.sampled_from(POLICIES),
+        size=st.integers(1, 40),
+        blocks=st.integers(0, 9),
+    )
+    def create(self, policy: str, size: int, blocks: int) -> None:
+        self.shelf = Shelf(8, blocks)
+        self.log = Log(policy, size, self.shelf)
+        self.pins: dict[int, list[Placed]] = {}
         self.size = size
         self.tail = size // 2 if policy == "head_tail" else size
         self.head = size - self.tail
@@ -486,6 +578,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(key=st.integers(0, 3))
     def detach(self, key: int) -> None:
         self.readers.pop(key, None)
+        self.pins.pop(key, None)
         self.log.release(key)
         self.settle()
 
@@ -505,6 +598,43 @@ class LogMachine(RuleBasedStateMachine):
         if reader.holds:
             self.log.hold(key, after.sequence)
         self.settle()
+
+    @rule(key=st.integers(0, 3), limit=st.integers(0, 60), least=st.integers(1, 9))
+    def find_the_place(self, key: int, limit: int, least: int) -> None:
+        if key not in self.readers:
+            return
+        reader = self.readers[key]
+        at = reader.cursor.sequence
+        placed = self.log.locate(reader.cursor, limit, least)
+        if placed is None:
+            return
+        stop = at + placed.length
+        assert least <= placed.length <= limit
+        assert not self.dropped(at)
+        assert self.owners[at:stop] == [STREAMS.index(placed.stream)] * placed.length
+        index = STREAMS.index(placed.stream)
+        assert (placed.offset, placed.sequence) == (reader.cursor[index], at)
+        reader.cursor = reader.cursor.after(placed.stream, placed.length)
+        reader.delivered[placed.stream] += placed.length
+        assert reader.cursor == self.point(stop)
+        self.pins.setdefault(key, []).append(placed)
+        self.log.pin(key, placed)
+        if reader.holds:
+            self.log.hold(key, stop)
+        self.settle()
+
+    @rule(key=st.integers(0, 3))
+    def take_what_is_pinned_first(self, key: int) -> None:
+        if self.pins.get(key):
+            placed = self.pins[key].pop(0)
+            self.log.unpin(key, placed.sequence + placed.length)
+
+    @invariant()
+    def what_is_pinned_stays_where_it_is(self) -> None:
+        for placed in (one for pinned in self.pins.values() for one in pinned):
+            stop = placed.sequence + placed.length
+            there = self.shelf.copy(placed.place, placed.length)
+            assert there == self.data[placed.sequence : stop]
 
     def take(self, reader: Reader, entry: Piece | Hole) -> None:
         at = reader.cursor

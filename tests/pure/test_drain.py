@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from actors import lifecycle
 from actors.budget import Budget
 from actors.buffer import Log
-from actors.drain import READS_A_TURN, Drain
+from actors.drain import READS_A_TURN, TURN, Drain
 from actors.lifecycle import Held, Output, StreamDone
 from actors.outlet import Progress
 from actors.settings import Limits
 from broker.wire import Kind
+from tests.shelf import Shelf
 
 STREAMS = ("stdout", "stderr")
 OUT, ERR = 10, 11
@@ -28,6 +29,15 @@ class Pipes:
     )
     phantom: int = 0
     """Bytes that seem to wait on stdout, and never come."""
+    full: int = 1
+    """Bytes of a read that may have left more behind."""
+    widened: list[str] = field(default_factory=list)
+
+    def capacity(self, stream: str) -> int:
+        return self.full
+
+    def widen(self, stream: str) -> None:
+        self.widened.append(stream)
 
     def read_into(self, stream: str, room: memoryview) -> int | None:
         if not self.pieces[stream]:
@@ -52,9 +62,14 @@ class Pipes:
 class World:
     """One child's output, and what is heard of it."""
 
-    def __init__(self, room: int = 100, output: int | None = None) -> None:
+    def __init__(
+        self,
+        room: int = 100,
+        output: int | None = None,
+        arena: Shelf | None = None,
+    ) -> None:
         self.pipes = Pipes()
-        self.log = Log("block", room)
+        self.log = Log("block", room, arena)
         self.log.hold(READER, 0)
         self.progress = Progress(set(STREAMS))
         self.budget = Budget(Limits(output=output), 0.0)
@@ -90,6 +105,49 @@ def test_a_turn_reads_a_few_blocks_of_the_one_stream() -> None:
     assert world.events == [Output()] * READS_A_TURN
     world.drain.ready(99)
     assert world.log.end == READS_A_TURN
+
+
+def test_a_turn_ends_when_enough_was_read() -> None:
+    world = World(room=3 * TURN, arena=Shelf(TURN, 4))
+    world.write(bytes(2 * TURN))
+    world.drain.ready(OUT)
+    assert world.log.end == TURN
+    assert not world.drain.held
+
+
+def test_a_read_that_had_more_room_than_it_needed_ends_the_turn() -> None:
+    world = World()
+    world.pipes.full = 2
+    world.write(b"ab", b"c", b"d")
+    world.drain.ready(OUT)
+    assert world.log.end == 3
+    world.drain.ready(OUT)
+    assert world.log.end == 4
+
+
+def test_a_stream_whose_turns_find_its_pipe_full_gets_a_wider_one() -> None:
+    world = World()
+    world.pipes.full = 2
+    for turn in (b"ab", b"c", b"ab", b"ab", b"ab"):
+        assert world.pipes.widened == []
+        world.write(turn)
+        world.drain.ready(OUT)
+        world.write(b"e", stream="stderr")
+        world.drain.ready(ERR)
+        if world.log.end >= 10:
+            break
+    assert world.pipes.widened == ["stdout"]
+
+
+def test_what_did_not_fit_says_nothing_of_a_full_pipe() -> None:
+    world = World(room=100_000)
+    world.pipes.full = 4000
+    world.log.append("stdout", bytes(4000))
+    world.write(bytes(96), bytes(4000), bytes(10), bytes(4000))
+    world.drain.ready(OUT)
+    assert (world.log.end, world.pipes.widened) == (8106, [])
+    world.drain.ready(OUT)
+    assert world.pipes.widened == []
 
 
 def test_an_empty_pipe_ends_the_turn() -> None:

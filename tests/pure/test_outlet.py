@@ -24,6 +24,7 @@ from actors.settings import OutputPolicy, Settings
 from actors.spec import Ambient, Spec
 from broker import errors
 from broker.wire import STREAMS, Kind, Payload, unpack
+from tests.shelf import Shelf
 
 AMBIENT = Ambient(b"/", {b"PATH": b"/bin"}, 0o022, (), 0, 0)
 STATUS = ExitStatus(0)
@@ -76,9 +77,15 @@ class Voice:
 class Child:
     """What a session does to its outlet."""
 
-    def __init__(self, kind: str = "tail", size: int = 100, chunk: int = 65536) -> None:
+    def __init__(
+        self,
+        kind: str = "tail",
+        size: int = 100,
+        chunk: int = 65536,
+        arena: Shelf | None = None,
+    ) -> None:
         policy = OutputPolicy(kind, size)  # type: ignore[arg-type]
-        self.log = Log(kind, size)
+        self.log = Log(kind, size, arena)
         self.progress = Progress(set(STREAMS))
         self.voice = Voice()
         order = launch(policy, chunk)
@@ -118,8 +125,10 @@ class Child:
     def read(self, ask: Ask = ONE, **changes: Any) -> None:
         self.outlet.read(ask, READ | changes, self.now)
 
-    def credit(self, chunks: int, sequence: int, ask: Ask = ONE) -> None:
-        body = {"chunks": chunks, "sequence": sequence, "local": False}
+    def credit(
+        self, chunks: int, sequence: int, ask: Ask = ONE, *, local: bool = False
+    ) -> None:
+        body = {"chunks": chunks, "sequence": sequence, "local": local}
         self.outlet.credit(ask, body)
 
     def serve(self, now: float = 0.0, *, held: bool = False) -> list[Said]:
@@ -644,6 +653,156 @@ def test_the_end_of_a_session_refuses_everybody() -> None:
     assert [ask for ask, _ in refused(child.voice.take())] == [Ask(1, 2), ONE]
     child.write(b"x")
     assert child.serve(99.0) == []
+
+
+# Places instead of bytes
+
+LONG = outlet.INLINE + 1
+OWN = 4096 + 16_384 + 65_536
+"""Bytes that a log has in its own memory before it turns to the arena."""
+
+
+class Bulky(Child):
+    """A child whose next byte lies in the arena; what came before is taken."""
+
+    def __init__(self, kind: str = "tail", size: int = 200_000) -> None:
+        self.shelf = Shelf(65_536)
+        super().__init__(kind, size, arena=self.shelf)
+        self.open(bytes=1 << 20)
+        self.write(bytes(OWN))
+        self.serve()
+        self.credit(2, OWN)
+
+    def answer(self, sequence: int = OWN, chunks: int = 2, *, local: bool) -> None:
+        """Take what was sent, and say whether its places can be read."""
+        self.credit(chunks, sequence, local=local)
+
+    def meet(self) -> Said:
+        """Make the reader local; return the first place that it is told."""
+        self.write(b"x" * LONG)
+        assert kinds(self.serve()) == ["ARENA"]
+        self.answer(local=True)
+        (placed,) = self.serve()
+        return placed
+
+    def read_there(self, said: Said) -> bytes:
+        return self.shelf.copy(said.body["place"], said.body["length"])
+
+
+def kinds(said: list[Said]) -> list[str]:
+    return [one.kind.name for one in said]
+
+
+def test_a_reader_is_told_of_the_arena_once_and_waited_for() -> None:
+    child = Bulky()
+    child.write(b"x" * LONG)
+    (arena,) = child.serve()
+    assert (arena.kind, arena.body) == (Kind.ARENA, child.shelf.address)
+    child.write(b"y")
+    assert child.serve() == []
+
+
+def test_a_local_reader_gets_the_place_of_much_output() -> None:
+    child = Bulky()
+    placed = child.meet()
+    assert (placed.kind, placed.payload) == (Kind.PLACED, None)
+    assert placed.body["offset"] == placed.body["sequence"] == OWN
+    assert child.read_there(placed) == b"x" * LONG
+    child.write(b"y" * outlet.INLINE)
+    (chunk,) = child.serve()
+    assert (chunk.kind, chunk.data) == (Kind.CHUNK, b"y" * outlet.INLINE)
+
+
+def test_a_reader_that_cannot_read_places_gets_the_bytes() -> None:
+    child = Bulky()
+    child.write(b"x" * LONG)
+    child.serve()
+    child.answer(local=False)
+    assert child.heard() == [b"x" * LONG]
+
+
+def test_a_reader_without_an_answer_gets_the_bytes_before_they_are_dropped() -> None:
+    child = Bulky()
+    assert child.outlet.patience == 100_000
+    child.outlet.patience = LONG
+    child.write(b"x" * (LONG - 1))
+    assert kinds(child.serve()) == ["ARENA"]
+    child.write(b"x")
+    assert child.heard() == [b"x" * LONG]
+
+
+def test_a_place_may_be_longer_than_a_chunk_but_not_than_the_window() -> None:
+    child = Bulky()
+    child.serve()
+    child.outlet.readers[ONE].size = 3 * LONG
+    child.outlet.launch = replace(child.outlet.launch, chunk=10)
+    child.write(b"x" * 4 * LONG)
+    child.serve()
+    child.answer(local=True)
+    (placed,) = child.serve()
+    assert placed.body["length"] == 3 * LONG
+    child.answer(OWN + 3 * LONG, 3, local=True)
+    assert child.serve()[0].body["length"] == LONG
+
+
+@pytest.mark.parametrize("kind", ["tail", "head_tail", "block"])
+def test_what_a_local_reader_has_not_taken_stays_in_its_place(kind: str) -> None:
+    child = Bulky(kind)
+    placed = child.meet()
+    for _ in range(50):
+        child.write(b"y" * 65_536)
+        child.serve()
+    assert child.read_there(placed) == b"x" * LONG
+
+
+def flood(child: Bulky) -> None:
+    for _ in range(50):
+        child.write(b"y" * 65_536)
+
+
+def test_what_a_local_reader_has_taken_is_used_again() -> None:
+    child = Bulky()
+    placed = child.meet()
+    child.answer(OWN + LONG, 3, local=True)
+    flood(child)
+    assert child.read_there(placed) != b"x" * LONG
+
+
+@pytest.mark.parametrize("target", [Ask(1, 0), ONE])
+def test_a_stopped_reader_keeps_no_place(target: Ask) -> None:
+    child = Bulky()
+    placed = child.meet()
+    child.outlet.stop(target)
+    flood(child)
+    assert child.read_there(placed) != b"x" * LONG
+
+
+def test_a_slow_local_reader_keeps_no_more_than_its_window() -> None:
+    child = Bulky()
+    child.meet()
+    for _ in range(20):
+        flood(child)
+        child.serve()
+    window, kept = 1 << 20, 200_000
+    assert len(child.shelf.out) <= (window + kept) // 65_536 + 4
+
+
+def test_a_local_reader_is_told_what_it_missed() -> None:
+    child = Bulky()
+    child.meet()
+    flood(child)
+    assert kinds(child.serve())[:2] == ["GAP", "CHUNK"]
+    assert kinds(child.serve())[:2] == []
+
+
+def test_ends_come_behind_places() -> None:
+    child = Bulky()
+    child.meet()
+    child.write(b"x" * LONG)
+    child.close()
+    assert kinds(child.serve()) == ["PLACED", "EOF", "EOF", "EXITED", "CLOSED"]
+    child.outlet.pump()
+    assert child.voice.take() == []
 
 
 # Pauses

@@ -185,7 +185,6 @@ def test_the_data_lane_holds_output_input_and_the_last_word() -> None:
     }
     assert (streams - {Kind.READ, Kind.EXPECT, Kind.READY}) | {
         Kind.WRITE,
-        Kind.ARENA,
         Kind.IDLE,
     } == BULK
 
