@@ -7,17 +7,15 @@ import resource
 import select
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import actors
-from actors import Limits, Settings, Watch, usage
+from actors import Limits, Settings, Watch
 from actors.ambient import Surroundings
 from actors.session import Session
 from actors.spec import Spec
-from broker import cgroup
 from broker.wire import Kind, Message
 from tests.helpers import NOT_BLOCKED, end, gone, parent, tag, tagged
 from tests.live.children import (
@@ -310,24 +308,6 @@ async def test_s39_a_child_over_a_limit_of_the_system_ended_by_itself() -> None:
         for done, (_, _, number) in zip(await asyncio.gather(*runs), over, strict=True):
             assert (done.status.signal, done.status.cause) == (number, "exited")
     os.unlink(path)
-
-
-# Out of memory
-
-
-def test_s39_the_kernels_kills_are_counted_where_it_counts_them(tmp_path: Path) -> None:
-    home = cgroup.Cgroup(str(tmp_path))
-    assert usage.oom_kills(None) is None
-    assert usage.oom_kills(home) is None
-    assert not usage.oom_killed_since(None, home)
-    counts = tmp_path / "memory.events"
-    counts.write_text("low 0\nhigh 5\nmax 9\noom 1\noom_kill 2\n")
-    assert usage.oom_kills(home) == 2
-    assert not usage.oom_killed_since(2, home)
-    assert usage.oom_killed_since(1, home)
-    assert not usage.oom_killed_since(None, home)
-    counts.unlink()
-    assert not usage.oom_killed_since(1, home)
 
 
 # What descendants are left

@@ -25,7 +25,7 @@ def home(tmp_path: Path) -> Iterator[Cgroup]:
         os.close(kept)
 
 
-def test_kills_for_want_of_memory_are_counted_as_they_happen(home: Cgroup) -> None:
+def test_s39_the_kernels_kills_are_counted_where_it_counts_them(home: Cgroup) -> None:
     events = Path(home.path, "memory.events")
     events.write_text(EVENTS.format(3))
     before = usage.oom_kills(home)
