@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from broker.errors import (
         BrokerLost as BrokerLost,
         CapacityExceeded as CapacityExceeded,
-        CommandFailed as CommandFailed,
         EngineError as EngineError,
         InvalidRequest as InvalidRequest,
         NotATerminal as NotATerminal,
@@ -81,10 +80,10 @@ if TYPE_CHECKING:
         ShellEnded as ShellEnded,
         SpawnFailed as SpawnFailed,
         StdinUnavailable as StdinUnavailable,
-        TimedOut as TimedOut,
         WorkerLost as WorkerLost,
         WrongProcess as WrongProcess,
     )
+    from broker.outcomes import CommandFailed as CommandFailed, TimedOut as TimedOut
 
 _HOMES = {
     "actors": "blocking",
@@ -107,11 +106,12 @@ _HOMES = {
     "actors.subscription": "LifecycleStream",
     "actors.text": "Abridged abridge",
     "broker.errors": (
-        "BrokerLost CapacityExceeded CommandFailed EngineError InvalidRequest "
+        "BrokerLost CapacityExceeded EngineError InvalidRequest "
         "NotATerminal OutputEnded OutputLimitExceeded OutputLost ProtocolError "
         "RuntimeContext ServiceFailed SessionNotFound SessionOwned ShellEnded "
-        "SpawnFailed StdinUnavailable TimedOut WorkerLost WrongProcess"
+        "SpawnFailed StdinUnavailable WorkerLost WrongProcess"
     ),
+    "broker.outcomes": "CommandFailed TimedOut",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -28,6 +28,7 @@ from actors.settings import TtySize
 from actors.streams import Capture, EventStream, Reader, completed
 from actors.writing import Writing
 from broker import errors
+from broker.outcomes import TimedOut
 from broker.wire import Kind
 
 MAX_POLL: Final = 4 * 1024 * 1024
@@ -434,7 +435,7 @@ class Child:
                     async with asyncio.timeout(timeout):
                         await waiter
             except TimeoutError:
-                raise errors.TimedOut(list(self.argv), timeout or 0.0) from None
+                raise TimedOut(list(self.argv), timeout or 0.0) from None
             finally:
                 record.waiters.discard(waiter)
         if record.status is not None:

@@ -17,6 +17,7 @@ from actors.record import Record
 from actors.search import prepared
 from broker import errors
 from broker.link import Link
+from broker.outcomes import TimedOut
 from broker.wire import STREAMS, Kind, Message, unpack
 
 LATE: Final = 2.0
@@ -159,10 +160,10 @@ class Dialogue:
         awaited: str,
         stdout: bytes = b"",
         stderr: bytes = b"",
-    ) -> errors.TimedOut:
+    ) -> TimedOut:
         seconds = inf if timeout is None else timeout
         argv = list(self._record.argv)
-        return errors.TimedOut(argv, seconds, stdout, stderr, awaited)
+        return TimedOut(argv, seconds, stdout, stderr, awaited)
 
 
 def _pattern(pattern: object) -> str:

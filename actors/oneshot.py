@@ -12,6 +12,7 @@ from actors.events import Completed
 from actors.spec import Spec
 from actors.streams import Capture, completed
 from broker import errors
+from broker.outcomes import CommandFailed, TimedOut
 
 RUN_INPUT: Final = 1024 * 1024
 """Bytes of a run's input that travel with the spawn; more is written while it runs."""
@@ -119,7 +120,7 @@ def _capture(connection: Connection, spec: Spec, limit: int | None) -> Capture:
 
 def _check_code(done: Completed) -> None:
     if done.returncode != 0:
-        raise errors.CommandFailed(
+        raise CommandFailed(
             done.returncode or 0, list(done.argv), done.stdout, done.stderr
         )
 
@@ -136,7 +137,7 @@ async def _await_capture(
         await child.terminate()
         with suppress(errors.EngineError):
             await capture.closed
-        raise errors.TimedOut(
+        raise TimedOut(
             list(child.argv),
             timeout,
             capture.output("stdout"),

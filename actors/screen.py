@@ -16,6 +16,7 @@ from actors import checks
 from actors.events import Chunk, Event, Gap
 from actors.settings import TtySize
 from broker import errors
+from broker.outcomes import TimedOut
 
 if TYPE_CHECKING:
     from actors.child import Child
@@ -92,7 +93,7 @@ class Screen:
                 shown = await self._draw(child, until)
         except TimeoutError:
             what = "the end" if until is None else f"{until!r} on the screen"
-            raise errors.TimedOut(
+            raise TimedOut(
                 list(child.argv), timeout or 0.0, self.text.encode(), awaited=what
             ) from None
         if until is not None and not shown:

@@ -22,6 +22,7 @@ from actors.child import Child, Data, as_bytes
 from actors.events import Chunk, Completed, Exited, ExitStatus
 from actors.settings import OutputPolicy, Settings
 from broker import errors
+from broker.outcomes import TimedOut
 
 LOG: Final = OutputPolicy.block(1024 * 1024)
 """What is kept of a shell's output until a command takes it."""
@@ -114,7 +115,7 @@ class Shell:
             raise
         if not job.done():
             await asyncio.shield(self._give_up(job))
-            raise errors.TimedOut(
+            raise TimedOut(
                 shown, timeout or 0.0, cut.output("stdout"), cut.output("stderr")
             )
         await job

@@ -12,8 +12,8 @@
     ├── OutputLimitExceeded                more output than `limit`
     ├── OutputLost                         `output()` called after bytes were dropped
     ├── OutputEnded                        the output ended before it came up
-    ├── CommandFailed (CalledProcessError) `check=True` and a failure status
-    ├── TimedOut (TimeoutExpired, TimeoutError)
+    ├── CommandFailed (CalledProcessError) `check=True` and a failure status (outcomes)
+    ├── TimedOut (TimeoutExpired, TimeoutError) (outcomes)
     ├── CapacityExceeded                   no room for another session now
     ├── WorkerLost                         the worker that owned the child died
     ├── BrokerLost                         the broker is gone, or was replaced
@@ -27,18 +27,18 @@
 Caller's misuse, the world's failure, a peer's fault and "it is gone" are separate
 classes, because callers react to them differently. `encode` and `decode` carry each
 of them over the wire; both are total: whatever the texts hold, an answer gets through.
+
+The two that are kinds of subprocess's own are in `outcomes`, which no worker imports.
 """
 
 import os
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 __all__ = [
     "AlreadyRunning",
     "BrokerLost",
     "CapacityExceeded",
-    "CommandFailed",
     "EngineError",
     "InvalidRequest",
     "NotATerminal",
@@ -53,11 +53,11 @@ __all__ = [
     "ShellEnded",
     "SpawnFailed",
     "StdinUnavailable",
-    "TimedOut",
     "WorkerLost",
     "WrongProcess",
     "decode",
     "encode",
+    "last_output",
 ]
 
 SHOWN = 100
@@ -65,6 +65,10 @@ SHOWN = 100
 
 Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Command = Word | Sequence[Word]
+
+
+CLASSES: dict[str, "type[EngineError]"] = {}
+"""Wire code → class, of all that were defined so far."""
 
 
 class EngineError(Exception):
@@ -81,6 +85,11 @@ class EngineError(Exception):
     local_fields: ClassVar[tuple[str, ...]] = ()
     number_fields: ClassVar[tuple[str, ...]] = ()
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "code" in vars(cls):
+            CLASSES[cls.code] = cls
+
     def __init__(self, message: str = "") -> None:
         self.message = message or _first_line(type(self))
         super().__init__(self.message)
@@ -94,6 +103,9 @@ class EngineError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, name) for name in self.fields)
+
+
+CLASSES[EngineError.code] = EngineError
 
 
 def _first_line(cls: type) -> str:
@@ -225,7 +237,7 @@ class OutputEnded(_WithOutput):
         stderr: bytes = b"",
         awaited: str = "",
     ) -> None:
-        end, last = _how_it_ended(status), _last_output(stdout, stderr)
+        end, last = _how_it_ended(status), last_output(stdout, stderr)
         what = f"the output ended before {awaited}: {end}; {last}"
         super().__init__(what if awaited else "")
         self.status = status
@@ -244,65 +256,11 @@ def _how_it_ended(status: Any) -> str:
     return f"the child exited with code {status.code}"
 
 
-def _last_output(stdout: bytes | None, stderr: bytes | None) -> str:
+def last_output(stdout: bytes | None, stderr: bytes | None) -> str:
     """Return the ends of output as words for a message."""
     streams = (("stdout", stdout), ("stderr", stderr))
     ends = [f"{name} ends with {text[-SHOWN:]!r}" for name, text in streams if text]
     return ", ".join(ends) or "there was no output"
-
-
-class CommandFailed(EngineError, subprocess.CalledProcessError):
-    """The command ended with a failure status and `check` was asked for."""
-
-    code = "command-failed"
-    fields = ("returncode", "cmd", "output", "stderr")
-    local_fields = ("output", "stderr")
-    number_fields = ("returncode",)
-
-    def __init__(
-        self,
-        returncode: int,
-        cmd: Command,
-        output: bytes | None = None,
-        stderr: bytes | None = None,
-    ) -> None:
-        subprocess.CalledProcessError.__init__(self, returncode, cmd, output, stderr)
-        self.message = str(self)
-
-    def __str__(self) -> str:
-        return subprocess.CalledProcessError.__str__(self)
-
-
-class TimedOut(EngineError, subprocess.TimeoutExpired, TimeoutError):
-    """It did not happen within `timeout` seconds.
-
-    `awaited` says what a wait for output or readiness was for; with it the message
-    shows the ends of the output, too. It is empty after other waits.
-    """
-
-    code = "timed-out"
-    fields = ("cmd", "timeout", "output", "stderr", "awaited")
-    local_fields = ("output", "stderr", "awaited")
-    number_fields = ("timeout",)
-
-    def __init__(
-        self,
-        cmd: Command,
-        timeout: float,
-        output: bytes | None = None,
-        stderr: bytes | None = None,
-        awaited: str = "",
-    ) -> None:
-        subprocess.TimeoutExpired.__init__(self, cmd, timeout, output, stderr)
-        self.awaited = awaited
-        self.message = str(self)
-
-    def __str__(self) -> str:
-        what = f"{self.cmd!r} timed out after {self.timeout} seconds"
-        if not self.awaited:
-            return what
-        last = _last_output(self.stdout, self.stderr)
-        return f"{what} of waiting for {self.awaited}; {last}"
 
 
 class CapacityExceeded(EngineError):
@@ -389,15 +347,6 @@ class ProtocolError(EngineError):
     """A peer broke the rules of the wire."""
 
     code = "protocol-error"
-
-
-def _tree(cls: type[EngineError]) -> list[type[EngineError]]:
-    return [cls, *(deep for sub in cls.__subclasses__() for deep in _tree(sub))]
-
-
-CLASSES: Mapping[str, type[EngineError]] = {
-    cls.code: cls for cls in _tree(EngineError) if not cls.__name__.startswith("_")
-}
 
 
 # The wire takes no longer text in a control frame; any path fits (PATH_MAX).

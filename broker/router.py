@@ -54,6 +54,7 @@ from broker import admission, errors
 from broker.admission import Applicant, Load
 from broker.batches import Batch
 from broker.keeper import DROP_TIMEOUT, HUNG_MARGIN, Keeper, failure
+from broker.outcomes import TimedOut
 from broker.registry import (
     LIVE,
     Action,
@@ -287,7 +288,7 @@ class Router(Keeper):
         if message.epoch != self.epoch:
             return errors.BrokerLost("the command was meant for an earlier broker")
         if message.deadline and message.deadline < self._now:
-            return errors.TimedOut(message.kind.name.lower(), 0.0)
+            return TimedOut(message.kind.name.lower(), 0.0)
         if message.kind not in _FORWARDED and message.kind not in _ANSWERED:
             return errors.ProtocolError(
                 f"{message.kind.name} is not a client's to send"

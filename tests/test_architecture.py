@@ -19,7 +19,8 @@ ACTORS = Path(actors.__file__).parent
 BROKER = Path(broker.__file__).parent
 SOURCES = sorted([*ACTORS.rglob("*.py"), *BROKER.rglob("*.py")])
 SIGNALLERS = {"os.kill", "os.killpg", "signal.pidfd_send_signal"}
-HEAVY = {"asyncio", "multiprocess", "psutil", "zmq"}
+HEAVY = {"asyncio", "multiprocess", "psutil", "threading", "zmq"}
+"""No module of a worker: `threading` alone would cost each of them 300 KiB."""
 every_source = pytest.mark.parametrize(
     "source", SOURCES, ids=lambda p: f"{p.parent.name}/{p.name}"
 )

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from actors.events import ExitStatus
-from broker import errors, wire
+from broker import errors, outcomes, wire
 from broker.errors import (
     CLASSES,
     TEXT_BYTES,
     AlreadyRunning,
     BrokerLost,
     CapacityExceeded,
-    CommandFailed,
     EngineError,
     InvalidRequest,
     OutputEnded,
@@ -29,13 +28,16 @@ from broker.errors import (
     SessionNotFound,
     ShellEnded,
     SpawnFailed,
-    TimedOut,
     decode,
     encode,
 )
+from broker.outcomes import CommandFailed, TimedOut
 
 PUBLIC: list[Any] = [
-    value for name in errors.__all__ if isinstance(value := getattr(errors, name), type)
+    value
+    for home in (errors, outcomes)
+    for name in home.__all__
+    if isinstance(value := getattr(home, name), type)
 ]
 SAMPLES = [
     EngineError("trouble"),

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from broker import admission, errors, keeper, registry, retention, watchers, wire
 from broker.keeper import DROP_TIMEOUT, HUNG_MARGIN
+from broker.outcomes import TimedOut
 from broker.registry import (
     LIVE,
     Action,
@@ -320,7 +321,7 @@ def test_a_command_for_another_broker_is_refused(world: World, kind: Kind) -> No
 def test_a_late_command_is_refused_and_not_forwarded(world: World) -> None:
     session, worker = world.started()
     error = refusal(world.ask(A, Kind.SIGNAL, session, deadline=49.9))
-    assert isinstance(error, errors.TimedOut)
+    assert isinstance(error, TimedOut)
     assert told(world.ask(A, Kind.SIGNAL, session, deadline=50.1)) == [
         (worker, Kind.SIGNAL)
     ]
