@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from bench import compare, machine, measure, rivals
-from bench.sizes import Sizes, changed
+from bench.options import changed
+from bench.sizes import Sizes
 
 TOOLS: Final = {
     "quick": "a minute of ratios beside recorded ones; fails where one is half as good",

@@ -14,8 +14,15 @@ from bench.turn import everyone
 SESSIONS: Final = 64
 
 
-async def _one(sizes: Sizes, system: System) -> Found:
+async def _opened(system: System) -> Any:
     session = await system.open(CAT)
+    back = await system.trip(session, LINE)
+    assert back.split() == LINE.split(), back  # a terminal has line ends of its own
+    return session
+
+
+async def _one(sizes: Sizes, system: System) -> Found:
+    session = await _opened(system)
     trip = partial(system.trip, session, LINE)
     taken = await serially(trip, sizes.trips, warm=50)
     await system.close(session)
@@ -23,7 +30,7 @@ async def _one(sizes: Sizes, system: System) -> Found:
 
 
 async def _many(sizes: Sizes, system: System) -> Found:
-    sessions = [await system.open(CAT) for _ in range(SESSIONS)]
+    sessions = [await _opened(system) for _ in range(SESSIONS)]
 
     async def talk(session: Any) -> None:
         for _ in range(sizes.trips_each):

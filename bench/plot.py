@@ -67,10 +67,13 @@ def _bar_field(field: Any, name: str, rows: Sequence[Document]) -> None:
         [row["ratio_high"] - row["ratio"] for row in rows],
     ]
     colours = [_colour(row["system"]) for row in rows]
-    ratios = [row["ratio"] for row in rows]
-    field.barh(labels, ratios, xerr=spread, color=colours, ecolor="black", capsize=2)
+    lengths = [row["ratio"] - 1 for row in rows]  # to the left of 1: worse
+    field.barh(
+        labels, lengths, left=1, xerr=spread, color=colours, ecolor="black", capsize=2
+    )
     field.axvline(1, color="black", linewidth=0.8)
     field.set_xscale("log")
+    field.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
     field.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%gx"))
     field.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     field.set_title(f"{name}, times better", fontsize="medium")

@@ -1,9 +1,8 @@
 """How much work each workload does in a round."""
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Final, Self
+from dataclasses import asdict, dataclass
+from typing import Final, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +66,3 @@ QUICK: Final = Sizes(
     idle_seconds=1.0,
 )
 """For a look that takes a minute."""
-
-
-def changed(sizes: Sizes, words: Iterable[str]) -> Sizes:
-    """Return sizes with the changes in `NAME=VALUE` words; a list has commas.
-
-    Raises:
-        ValueError: a word names no size, or its value is no number.
-    """
-    known = {each.name: getattr(sizes, each.name) for each in fields(sizes)}
-    given: dict[str, Any] = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in known:
-            raise ValueError(f"{name!r} is none of {', '.join(known)}")
-        given[name] = _like(known[name], value)
-    return replace(sizes, **given)
-
-
-def _like(default: object, value: str) -> Any:
-    if isinstance(default, tuple):
-        return tuple(int(part) for part in value.split(","))
-    return float(value) if isinstance(default, float) else int(value)

@@ -80,8 +80,8 @@ class System:
         """Start a child with stdin and stdout connected; return the session."""
         raise NotImplementedError
 
-    async def trip(self, session: Any, line: bytes) -> None:
-        """Write a line and read one back."""
+    async def trip(self, session: Any, line: bytes) -> bytes:
+        """Write a line; return the one that comes back, as the system gives it."""
         raise NotImplementedError
 
     async def close(self, session: Any) -> None:

@@ -23,11 +23,11 @@ class Asyncio(System):
     async def open(self, argv: Argv) -> Process:
         return await _start(argv, PIPE, PIPE, DEVNULL)
 
-    async def trip(self, session: Process, line: bytes) -> None:
+    async def trip(self, session: Process, line: bytes) -> bytes:
         assert session.stdin is not None  # both are piped
         assert session.stdout is not None
         session.stdin.write(line)
-        await session.stdout.readline()
+        return await session.stdout.readline()
 
     async def close(self, session: Process) -> None:
         assert session.stdin is not None  # it is piped

@@ -43,13 +43,14 @@ class Creche(System):
         child = await self.engine.spawn(argv, stdin="pipe", stderr="null")
         return Session(child, child.events())
 
-    async def trip(self, session: Session, line: bytes) -> None:
+    async def trip(self, session: Session, line: bytes) -> bytes:
         await session.child.write(line)
-        data = b""
-        while not data.endswith(b"\n"):
+        back = b""
+        while not back.endswith(b"\n"):
             event = await anext(session.events)
             assert isinstance(event, actors.Chunk)  # the child says nothing else
-            data = event.data
+            back += event.data
+        return back
 
     async def close(self, session: Session) -> None:
         await session.child.close_stdin()

@@ -34,9 +34,10 @@ class Pexpect(Threaded):
     async def open(self, argv: Argv) -> pexpect.spawn:
         return _start(argv)
 
-    async def trip(self, session: pexpect.spawn, line: bytes) -> None:
+    async def trip(self, session: pexpect.spawn, line: bytes) -> bytes:
         session.send(line)
-        session.readline()
+        back: bytes = session.readline()
+        return back
 
     async def close(self, session: pexpect.spawn) -> None:
         session.close(force=True)

@@ -23,13 +23,15 @@ class PopenThreads(Threaded):
     async def open(self, argv: Argv) -> Process:
         return _start(argv, PIPE, PIPE, DEVNULL)
 
-    async def trip(self, session: Process, line: bytes) -> None:
+    async def trip(self, session: Process, line: bytes) -> bytes:
         assert session.stdin is not None  # both are piped
         assert session.stdout is not None
         session.stdin.write(line)
         output = session.stdout.fileno()
-        while not os.read(output, 65536).endswith(b"\n"):
-            pass
+        back = b""
+        while not back.endswith(b"\n"):
+            back += os.read(output, 65536)
+        return back
 
     async def close(self, session: Process) -> None:
         session.communicate()

@@ -75,10 +75,12 @@ class PosixSpawn(Threaded):
             os.close(fd)
         return Session(pid, stdin, tuple(ours for ours, _ in pipes))
 
-    async def trip(self, session: Session, line: bytes) -> None:
+    async def trip(self, session: Session, line: bytes) -> bytes:
         os.write(session.stdin, line)
-        while not os.read(session.outputs[0], 65536).endswith(b"\n"):
-            pass
+        back = b""
+        while not back.endswith(b"\n"):
+            back += os.read(session.outputs[0], 65536)
+        return back
 
     async def close(self, session: Session) -> None:
         os.close(session.stdin)

@@ -32,10 +32,12 @@ class AsyncRunningProcess(System):
             seen += await child.read(PATIENCE) or b""
         return child
 
-    async def trip(self, session: Any, line: bytes) -> None:
+    async def trip(self, session: Any, line: bytes) -> bytes:
         await session.write(line, False)
-        while not (await session.read(PATIENCE) or b"").endswith(b"\n"):
-            pass
+        back = b""
+        while not back.endswith(b"\n"):
+            back += await session.read(PATIENCE) or b""
+        return back
 
     async def close(self, session: Any) -> None:
         await session.kill()

@@ -36,10 +36,12 @@ class RunningProcess(Threaded):
             seen += child.read(timeout=PATIENCE)
         return child
 
-    async def trip(self, session: Any, line: bytes) -> None:
+    async def trip(self, session: Any, line: bytes) -> bytes:
         session.write(line)
-        while not session.read(timeout=PATIENCE).endswith(b"\n"):
-            pass
+        back = b""
+        while not back.endswith(b"\n"):
+            back += session.read(timeout=PATIENCE)
+        return back
 
     async def close(self, session: Any) -> None:
         session.kill()

@@ -46,12 +46,14 @@ class Trio(System):
     async def open(self, argv: Argv) -> trio.Process:
         return await _start(argv, PIPE, PIPE, DEVNULL)
 
-    async def trip(self, session: trio.Process, line: bytes) -> None:
+    async def trip(self, session: trio.Process, line: bytes) -> bytes:
         assert session.stdin is not None  # both are piped
         assert session.stdout is not None
         await session.stdin.send_all(line)
-        while not (await session.stdout.receive_some(65536)).endswith(b"\n"):
-            pass
+        back = b""
+        while not back.endswith(b"\n"):
+            back += await session.stdout.receive_some(65536)
+        return back
 
     async def close(self, session: trio.Process) -> None:
         assert session.stdin is not None  # it is piped
