@@ -235,8 +235,7 @@ def _cells(
 def main(words: Sequence[str]) -> None:
     """Calculate, and tell."""
     parser = argparse.ArgumentParser("python -m bench scale", description=__doc__)
-    groups = {"costs": Costs(), "machine": Machine(), "habit": Habit()}
-    for name, numbers in groups.items():
+    for name, numbers in (("costs", Costs), ("machine", Machine), ("habit", Habit)):
         parser.add_argument(
             f"--{name}",
             action="append",
