@@ -1,47 +1,84 @@
-"""`python -m bench WORKLOAD [--rounds N] [--json]`."""
+"""`python -m bench [WORKLOAD...]`, and the tools `quick`, `mixed`, `slow`, `scale`."""
 
 import argparse
 import importlib
-import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
-from bench import measure
+from bench import compare, machine, measure, rivals
+from bench.options import changed
+from bench.sizes import Sizes
 
-WORKLOADS: Final = ("spawn", "echo", "stream", "hold", "drop")
+TOOLS: Final = {
+    "quick": "a minute of ratios beside recorded ones; fails where one is half as good",
+    "mixed": "minutes of everything at once: does anything grow, or get slower",
+    "slow": "a stream whose reader is slow: memory, and what its neighbours notice",
+    "scale": "how far a broker, a machine, many machines go, from measured costs",
+}
+"""Each a module with a `main` of its own, and its own `--help`."""
 
 
-def cases(workload: str) -> tuple[measure.Case, ...]:
-    """Return what a workload consists of."""
-    found: tuple[measure.Case, ...] = importlib.import_module(f"bench.{workload}").CASES
-    return found
-
-
-def main() -> None:
+def main(words: Sequence[str]) -> None:
     """Measure, and tell."""
-    parser = argparse.ArgumentParser("python -m bench", description=measure.__doc__)
-    parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--case", help="only this case of the workload")
-    parser.add_argument("--json", action="store_true", help="one object, no table")
-    parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    by_name = {case.name: case for case in cases(given.workload)}
-    if given.only is not None:
-        case, system = given.only
-        print(json.dumps(by_name[case].systems[system]()))
+    if words and words[0] in TOOLS:
+        importlib.import_module(f"bench.{words[0]}").main(words[1:])
         return
-    chosen = [by_name[given.case]] if given.case else list(by_name.values())
-    found = [
-        row
-        for case in chosen
-        for row in measure.rows(case, measure.play(given.workload, case, given.rounds))
-    ]
+    given = _parser().parse_args(words)
+    sizes = changed(Sizes(), given.set)
+    workloads = given.workload or compare.WORKLOADS
+    results = compare.run(workloads, given.against, sizes, given.rounds)
+    document = results.document(sizes, given.rounds)
+    print(results.text(), machine.line(document["machine"]), sep="\n\n")
     if given.json:
-        print(json.dumps(measure.document(given.workload, given.rounds, found)))
-    else:
-        print(measure.table(found))
-        print(", ".join(f"{key} {value}" for key, value in measure.machine().items()))
+        compare.save(given.json, document)
+    if given.plot:
+        # Draws with what only this needs.
+        importlib.import_module("bench.plot").draw(document, given.plot)
+    if any(rivals.OURS in failed for failed in results.skipped.values()):
+        sys.exit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    tools = "\n".join(f"  {name:6} {what}" for name, what in TOOLS.items())
+    parser = argparse.ArgumentParser(
+        "python -m bench",
+        description=measure.__doc__,
+        epilog=f"instead of a workload:\n{tools}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "workload", nargs="*", help=f"{', '.join(compare.WORKLOADS)}; all unless told"
+    )
+    parser.add_argument(
+        "--against",
+        type=_rivals,
+        default=list(rivals.RIVALS),
+        metavar="NAME,...",
+        help=f"rivals: {', '.join(rivals.RIVALS)}; all unless told, those left out "
+        "that are not installed",
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="5 unless told")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="how much work a round is: see bench/sizes.py",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw it, as SVG")
+    return parser
+
+
+def _rivals(names: str) -> list[str]:
+    wanted = names.split(",")
+    for name in wanted:
+        if name not in rivals.RIVALS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of the rivals")
+    return wanted
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

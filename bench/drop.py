@@ -1,4 +1,4 @@
-"""SIGKILL of a client: how long until the last process of its tree is gone.
+"""SIGKILL of a client, a worker, a broker: how long until its whole tree is gone.
 
 The reference kills the same tree by itself, knowing every process of it: no engine can
 be faster than that.
@@ -6,22 +6,23 @@ be faster than that.
 
 import asyncio
 import os
-import select
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import actors
-from bench.measure import Case, Figure, Values, quantile
+from bench.measure import Case, Figure, Found, times
+from bench.parts import Parts
+from bench.place import environment
+from bench.sizes import Sizes
+from bench.victims import Victims
 
-TREE: Final = 10
+TREE: Final = 20
 """Processes in the hostile tree."""
-DROPS: Final = 15
-"""Per round; a third of a second each, nearly all of it preparation."""
 LIFETIME: Final = 60
 """Seconds after which a tree ends by itself, whatever becomes of the benchmark."""
 
@@ -49,91 +50,90 @@ while True:
     signal.pause()
 """
 """Daemons that left session and parent and ignore what can be ignored; it tells their
-pids in one line once all of them are up."""
+pids in one line once all of them are up, its own last."""
 
 HOSTILE_ARGV: Final = (sys.executable, "-I", "-S", "-c", HOSTILE)
-CLIENT_ARGV: Final = (sys.executable, "-c", "import bench.drop; bench.drop.client()")
+CLIENT_ARGV: Final = (sys.executable, "-m", "bench.drop")
+
+Victim = Callable[[int, Parts], int]
+"""Chooses who is killed: given the client, and the parts of its engine."""
+
+VICTIMS: Final[dict[str, Victim]] = {
+    "client": lambda client, _: client,
+    "worker": lambda _, parts: parts.worker,
+    "broker": lambda _, parts: parts.broker,
+}
 
 
-class Victims:
-    """Processes, watched and signalled by pidfd: a number may change hands."""
-
-    def __init__(self, pids: Sequence[int]) -> None:
-        self._pidfds = [os.pidfd_open(pid) for pid in pids]
-
-    def kill(self) -> None:
-        for pidfd in self._pidfds:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-
-    def wait(self) -> None:
-        """Return when the last of them has ended."""
-        for pidfd in self._pidfds:
-            poller = select.poll()
-            poller.register(pidfd, select.POLLIN)
-            poller.poll()
-
-    def close(self) -> None:
-        for pidfd in self._pidfds:
-            os.close(pidfd)
-
-
-def client() -> None:
-    """Be a client with a hostile tree that lives until it is killed."""
-
-    async def live() -> None:
-        async with actors.Engine() as engine:
-            child = await engine.spawn(HOSTILE_ARGV)
-            async for event in child.events():
-                if isinstance(event, actors.Chunk):
-                    os.write(1, event.data)
-
-    asyncio.run(live())
+def _plain(count: int) -> Found:
+    return times([_plain_drop() for _ in range(count)], per_second=1e3)
 
 
 def _plain_drop() -> float:
-    with _started(HOSTILE_ARGV) as root, closing(Victims(_told(root))) as tree:
+    with _telling(HOSTILE_ARGV) as (_, pids), Victims(pids) as tree:
         before = time.perf_counter()
         tree.kill()
         tree.wait()
         return time.perf_counter() - before
 
 
-def _creche_drop() -> float:
-    with _started(CLIENT_ARGV) as owner, closing(Victims(_told(owner))) as tree:
-        before = time.perf_counter()
-        owner.kill()
-        tree.wait()
-        return time.perf_counter() - before
+def _ours(count: int, victim: Victim) -> Found:
+    return times([_drop(victim) for _ in range(count)], per_second=1e3)
 
 
-def _started(argv: Sequence[str]) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
+def _drop(victim: Victim) -> float:
+    with _telling(CLIENT_ARGV) as (client, pids), Victims(pids) as tree:
+        parts = Parts.of(pids[-1])
+        engine = Victims([parts.supervisor])
+        with engine, Victims([victim(client, parts)]) as one:
+            before = time.perf_counter()
+            one.kill()
+            tree.wait()
+            taken = time.perf_counter() - before
+            with Victims([client]) as owner:  # it may be the one: then none is left
+                owner.kill()
+            engine.wait()
+            return taken
 
 
-def _told(process: "subprocess.Popen[bytes]") -> list[int]:
-    assert process.stdout is not None  # it is piped
-    return [int(word) for word in process.stdout.readline().split()]
+@contextmanager
+def _telling(argv: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
+    """Start a command; give its pid and the pids that it tells; reap it."""
+    started = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, env=environment(), start_new_session=True
+    )
+    with started as process:
+        assert process.stdout is not None  # it is piped
+        try:
+            yield process.pid, [int(word) for word in process.stdout.readline().split()]
+        finally:
+            process.kill()
 
 
-def _plain() -> Values:
-    return _values([_plain_drop() for _ in range(DROPS)])
+async def _own_a_tree() -> None:
+    """Be a client with a hostile tree that lives until it is killed."""
+    async with actors.Engine() as engine:
+        child = await engine.spawn(HOSTILE_ARGV)
+        async for event in child.events():
+            if isinstance(event, actors.Chunk):
+                os.write(1, event.data)
+        await asyncio.Event().wait()  # whatever ends the tree: another ends the client
 
 
-def _creche() -> Values:
-    return _values([_creche_drop() for _ in range(DROPS)])
+def cases(sizes: Sizes) -> tuple[Case, ...]:
+    """Return one case for each that can be killed."""
+    return tuple(
+        Case(
+            f"drop-{name}",
+            (Figure("p50", "ms", "less"), Figure("p99", "ms", "less")),
+            {
+                "plain kill": partial(_plain, sizes.drops),
+                "creche": partial(_ours, sizes.drops, victim),
+            },
+        )
+        for name, victim in VICTIMS.items()
+    )
 
 
-def _values(taken: Sequence[float]) -> Values:
-    return {
-        "p50": quantile(taken, 0.5) * 1e3,
-        "p99": quantile(taken, 0.99) * 1e3,
-    }
-
-
-CASES: Final = (
-    Case(
-        f"drop-{TREE}",
-        (Figure("p50", "ms", "less"), Figure("p99", "ms", "less")),
-        {"plain kill": _plain, "creche": _creche},
-    ),
-)
+if __name__ == "__main__":
+    asyncio.run(_own_a_tree())

@@ -1,104 +1,60 @@
 """A line to `cat` and back: one session, and many at once."""
 
-import asyncio
-from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+import time
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-import actors
-from bench.clock import Once, serially
-from bench.measure import Case, Figure, Values, quantile
+from bench.clock import serially
+from bench.commands import CAT, LINE
+from bench.measure import Case, Figure, Found, times
+from bench.sizes import Sizes
+from bench.system import System
+from bench.turn import everyone
 
-CAT: Final = "/bin/cat"
-LINE: Final = b"0123456789abcdef\n"
-TRIPS: Final = 2000
 SESSIONS: Final = 64
-TRIPS_EACH: Final = 100
-
-Times = Callable[[list[Once]], Awaitable[Values]]
 
 
-async def _serial(sessions: list[Once]) -> Values:
-    taken = await serially(sessions[0], TRIPS, warm=50)
-    return {"p50": quantile(taken, 0.5) * 1e6, "p99": quantile(taken, 0.99) * 1e6}
+async def _opened(system: System) -> Any:
+    session = await system.open(CAT)
+    back = await system.trip(session, LINE)
+    assert back.split() == LINE.split(), back  # a terminal has line ends of its own
+    return session
 
 
-async def _many(sessions: list[Once]) -> Values:
-    async def talk(trip: Once) -> None:
-        for _ in range(TRIPS_EACH):
-            await trip()
-
-    loop = asyncio.get_running_loop()
-    before = loop.time()
-    await asyncio.gather(*(talk(trip) for trip in sessions))
-    return {"rate": len(sessions) * TRIPS_EACH / (loop.time() - before)}
+async def _one(sizes: Sizes, system: System) -> Found:
+    session = await _opened(system)
+    trip = partial(system.trip, session, LINE)
+    taken = await serially(trip, sizes.trips, warm=50)
+    await system.close(session)
+    return times(taken, per_second=1e6)
 
 
-def _asyncio(count: int, times: Times) -> Values:
-    async def measure() -> Values:
-        children = [
-            await asyncio.create_subprocess_exec(
-                CAT, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True
-            )
-            for _ in range(count)
-        ]
-        values = await times([partial(_asyncio_trip, child) for child in children])
-        for child in children:
-            child.kill()
-            await child.communicate()
-        return values
+async def _many(sizes: Sizes, system: System) -> Found:
+    sessions = [await _opened(system) for _ in range(SESSIONS)]
 
-    return asyncio.run(measure())
+    async def talk(session: Any) -> None:
+        for _ in range(sizes.trips_each):
+            await system.trip(session, LINE)
+
+    before = time.perf_counter()
+    await system.together([partial(talk, session) for session in sessions])
+    taken = time.perf_counter() - before
+    for session in sessions:
+        await system.close(session)
+    return Found({"rate": SESSIONS * sizes.trips_each / taken})
 
 
-async def _asyncio_trip(child: asyncio.subprocess.Process) -> None:
-    assert child.stdin is not None  # both are piped
-    assert child.stdout is not None
-    child.stdin.write(LINE)
-    await child.stdout.readline()
-
-
-def _creche(count: int, times: Times) -> Values:
-    async def measure() -> Values:
-        async with actors.Engine() as engine, AsyncExitStack() as stack:
-            trips: list[Once] = []
-            for _ in range(count):
-                child = await stack.enter_async_context(
-                    await engine.spawn([CAT], stdin="pipe", stderr="null")
-                )
-                events = await stack.enter_async_context(child.events())
-                trips.append(partial(_creche_trip, child, events))
-            return await times(trips)
-
-    return asyncio.run(measure())
-
-
-async def _creche_trip(child: actors.Child, events: actors.EventStream) -> None:
-    await child.write(LINE)
-    seen = 0
-    while seen < len(LINE):
-        event = await anext(events)
-        assert isinstance(event, actors.Chunk)  # nothing else comes while cat runs
-        seen += len(event.data)
-
-
-CASES: Final = (
-    Case(
-        "echo",
-        (Figure("p50", "us", "less"), Figure("p99", "us", "less")),
-        {
-            "asyncio": partial(_asyncio, 1, _serial),
-            "creche": partial(_creche, 1, _serial),
-        },
-    ),
-    Case(
-        "echo-64",
-        (Figure("rate", "trips/s", "more"),),
-        {
-            "asyncio": partial(_asyncio, SESSIONS, _many),
-            "creche": partial(_creche, SESSIONS, _many),
-        },
-    ),
-)
+def cases(sizes: Sizes) -> tuple[Case, ...]:
+    """Return one session, and many."""
+    return (
+        Case(
+            "echo",
+            (Figure("p50", "us", "less"), Figure("p99", "us", "less")),
+            everyone(partial(_one, sizes)),
+        ),
+        Case(
+            f"echo-{SESSIONS}",
+            (Figure("rate", "trips/s", "more"),),
+            everyone(partial(_many, sizes)),
+        ),
+    )
