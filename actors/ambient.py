@@ -36,7 +36,7 @@ class Surroundings:
     def read(self) -> Ambient:
         """Return what a child that is spawned now inherits.
 
-        It is the same value as long as nothing has changed (14 us instead of 25).
+        It is the same value as long as nothing has changed (18 us instead of 25).
         """
         limits = [*map(resource.getrlimit, _RLIMITS)]
         nice = os.getpriority(os.PRIO_PROCESS, 0)

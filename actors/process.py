@@ -419,7 +419,7 @@ def limits(launch: Launch) -> Step | None:
 
 @lru_cache(maxsize=4)
 def _limits(rlimits: Rlimits, niceness: int, oom_score_adj: int) -> Step | None:
-    """Compare with this process's own, which never change: once (2 us, not 12)."""
+    """Compare with this process's own, which never change: once (0.3 us, not 10)."""
     wanted = [row for row in rlimits if resource.getrlimit(row[0]) != row[1:]]
     nice = niceness if niceness != os.getpriority(os.PRIO_PROCESS, 0) else None
     score = oom_score_adj if oom_score_adj != _oom_score() else None

@@ -59,7 +59,7 @@ class Ambient:
         rlimits: Rows of resource number, soft and hard limit; -1 is "no limit".
         nice: Absolute niceness.
         oom_score_adj: Preference of the out-of-memory killer.
-        block: What most children get of `env`, joined once: 12 us less for a launch
+        block: What most children get of `env`, joined once: 4 us less for a launch
             with 40 variables.
     """
 
@@ -189,7 +189,7 @@ class Spec:
     def __post_init__(self) -> None:
         for name, check, default in _ASKED:
             value = getattr(self, name)
-            if value is not default:  # 3 us for the seventeen, 7 with all checks
+            if value is not default:  # 0.8 us, with all checks 2.4
                 check(name, value)
         if self.post_exit_grace != "default":
             checks.optional(checks.seconds)("post_exit_grace", self.post_exit_grace)

@@ -63,7 +63,7 @@ def oom_kills(home: cgroup.Cgroup | None) -> int | None:
 
 @cache
 def _memory_events(path: str) -> int | None:
-    """Return the file in which a cgroup counts, kept open (3 us a look, not 30)."""
+    """Return the file in which a cgroup counts, kept open (1.2 us a look, not 13)."""
     try:
         return os.open(f"{path}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

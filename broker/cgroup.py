@@ -165,7 +165,7 @@ class Cgroup:
         return found
 
     def crowded(self, most: int) -> bool:
-        """Whether there are more than `most` processes in it (9 us for a few).
+        """Whether there are more than `most` processes in it (8 us for a few).
 
         Those in cgroups that its members made below are not counted.
         """

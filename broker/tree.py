@@ -135,7 +135,7 @@ class Survivor:
 def _read(path: str) -> bytes | None:
     """The content of a file under /proc; None if the process is gone or hidden.
 
-    Without the file object of `open` it takes 5 us, not 13.
+    Without the file object of `open` it takes 2 us less, of 7 to 10.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -236,7 +236,7 @@ def _children_by_thread(pid: int) -> list[int]:
 
 
 def _threads(pid: int) -> Sequence[int | str]:
-    """The threads of a process; that of one which has no other takes 2 us, not 9."""
+    """The threads of a process; that of one which has no other takes 2 us, not 5."""
     task = f"/proc/{pid}/task"
     return (pid,) if os.stat(task).st_nlink == _ONE_THREAD else os.listdir(task)
 
