@@ -35,6 +35,11 @@ CONGESTED: Final = 256 * 1024
 """Bytes queued on the leg from which on bulk output waits in the log."""
 LONGEST_WAIT: Final = 3600.0
 """Seconds of one wait for events: poll(2) takes 24 days at most."""
+LATE: Final = 0.005
+"""Seconds for which the answer to a START that captures waits for something to follow.
+
+A short command has ended by then: one message wakes broker and client, instead of two.
+"""
 END_TIMEOUT: Final = 5.0
 """Seconds to end the tree after a lifeline broke; the pool's sweep is behind it."""
 
@@ -58,6 +63,7 @@ class Worker:
         self.watching: dict[int, int] = {}
         self._wanted: Wanted | None = None
         self._due: float | None = None
+        self._late: Message | None = None
         self.wake, wake_write = os.pipe()
         for fd in (self.wake, wake_write):
             os.set_blocking(fd, False)
@@ -72,10 +78,15 @@ class Worker:
         in_order = message.kind in BULK or (
             message.request and message.kind in (Kind.EXITED, Kind.CLOSED)
         )
-        self.leg.send(message, urgent=not in_order)
+        late, self._late = self._late, None
+        if late is not None:
+            self.leg.put(late, urgent=True)
+        self.leg.put(message, urgent=not in_order)
 
     def room(self) -> bool:
         """Return whether the leg takes more bulk output now."""
+        if self.leg.queued >= CONGESTED:
+            self.leg.flush()
         return self.leg.queued < CONGESTED
 
     # -- the loop ---------------------------------------------------------------
@@ -103,6 +114,16 @@ class Worker:
                 self.session.ready(fd, time.monotonic())
         self._on_time()
         self._release()
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what the turn has gathered: the broker is woken once for all of it."""
+        congested = self.leg.queued >= CONGESTED
+        if self.leg.queued:
+            self.leg.flush()
+        if congested and self.room() and self.session is not None:
+            self.session.pump()
+            self.leg.flush()
 
     def _watch(self) -> None:
         session = self.session
@@ -134,23 +155,33 @@ class Worker:
         return max(0, int(wait * 1000) + 1)
 
     def _on_leg(self) -> None:
-        congested = not self.room()
-        if self.leg.queued:
-            self.leg.flush()
         for message, fds in self.leg.receive():
             self._command(message, fds)
             for fd in fds:
                 os.close(fd)
-        if congested and self.room() and self.session is not None:
-            self.session.pump()
 
     def _on_time(self) -> None:
         """Let what is due happen, and find out when that is the next time."""
         session = self.session
-        self._due = session.next_deadline() if session else None
-        if session and self._due is not None and self._due <= time.monotonic():
+        if session is None:
+            self._due = None
+            return
+        self._due = session.next_deadline()
+        if self._due is not None and self._due <= time.monotonic():
             session.tick(time.monotonic())
             self._due = session.next_deadline()
+        if self._late is not None:
+            self._answer_late(session)
+
+    def _answer_late(self, session: Session) -> None:
+        """Send the answer to a START that is held back, if that was long enough."""
+        ends = session.execed + LATE
+        if ends <= time.monotonic():
+            late, self._late = self._late, None
+            assert late is not None
+            self.send(late)
+        else:
+            self._due = ends if self._due is None else min(self._due, ends)
 
     # -- commands ---------------------------------------------------------------
 
@@ -189,7 +220,11 @@ class Worker:
             "started": session.started,
             "stdin": session.process.stdin is not None,
         }
-        self.send(message.reply(Kind.REPLY, body))
+        reply = message.reply(Kind.REPLY, body)
+        if session.releases_itself:
+            self._late = reply
+        else:
+            self.send(reply)
 
     def _release(self) -> None:
         """Go idle once the session is released and its tree is proven gone."""

@@ -8,7 +8,8 @@ little endian. File descriptors travel by SCM_RIGHTS with the first byte of what
 announces them.
 
 Theory of operation. Every call returns at once. Sending writes what the kernel takes
-and queues the rest in three lanes: the one frame that is half-written, the urgent
+(or, where a turn gathers what it has to say, writes all of that at its end) and queues
+the rest in three lanes: the one frame that is half-written, the urgent
 frames, the others; so control overtakes data, but never inside a frame. Receiving makes
 one system call: it completes the frame that the last call left unfinished, straight
 into that frame's own memory, and puts what follows into a scratch buffer from which all
@@ -29,6 +30,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice, takewhile
 from typing import Final
 
 from broker import wire
@@ -45,6 +47,8 @@ _SEND_BUFFER: Final = 256 * 1024
 # and what lies in the kernel can no longer be overtaken. net.core.wmem_max clamps it.
 _SCRATCH_SIZE: Final = 128 * 1024
 _STARTED, _URGENT, _ORDINARY = range(3)
+_GATHERED: Final = 64
+"""Frames written by one call; Linux takes 1024 parts, a frame has two at most."""
 _INT: Final = struct.Struct("i")
 _ANCILLARY: Final = _socket.CMSG_SPACE(wire.MAX_FDS * 4)
 
@@ -155,20 +159,42 @@ class Leg:
             lane = _STARTED if written else _URGENT if urgent else _ORDINARY
             self._queue(lane, left, () if written else fds)
 
+    def put(self, message: wire.Message, *, urgent: bool = False) -> None:
+        """Queue `message` for `flush`, which writes all of a turn in one call."""
+        if not self._lost:
+            lane = _URGENT if urgent else _ORDINARY
+            self._queue(lane, [memoryview(p) for p in _encode(message, 0)], ())
+
     def flush(self) -> bool:
         """Write queued frames; return True when nothing is left."""
-        while lane := next(filter(None, self._lanes), None):
-            frame = lane[0]
-            written = self._write(frame.parts, frame.fds)
+        while self.queued:
+            frames = self._next_frames()
+            parts = [part for frame in frames for part in frame.parts]
+            written = self._write(parts, frames[0].fds)
             if not written:
                 break
-            lane.popleft()
-            frame.close_fds()  # they left with the first byte
             self.queued -= written
-            frame.parts = _after(frame.parts, written)
-            if frame.parts:
-                self._lanes[_STARTED].append(frame)
+            self._wrote(frames, written)
         return not self.queued
+
+    def _next_frames(self) -> list[_Frame]:
+        """Return what one call can write: descriptors go with a frame of their own."""
+        frames = list(islice(chain(*self._lanes), _GATHERED))
+        if frames[0].fds:
+            return frames[:1]
+        return list(takewhile(lambda frame: not frame.fds, frames))
+
+    def _wrote(self, frames: list[_Frame], written: int) -> None:
+        for frame in frames:
+            if not written:
+                break
+            next(filter(None, self._lanes)).popleft()
+            frame.close_fds()  # they left with the first byte
+            size = sum(map(len, frame.parts))
+            if written < size:
+                frame.parts = _after(frame.parts, written)
+                self._lanes[_STARTED].append(frame)
+            written = max(0, written - size)
 
     def receive(self) -> Iterator[Incoming]:
         """Read once; yield every message that is now complete.

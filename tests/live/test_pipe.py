@@ -157,6 +157,48 @@ def test_urgent_messages_overtake_queued_ones_but_not_a_started_one(legs: Legs) 
     assert requests(exchange(left, right, 4)) == [1, 3, 4, 2]
 
 
+def test_what_is_put_leaves_with_the_next_flush_urgent_messages_first(
+    legs: Legs,
+) -> None:
+    left, right = legs
+    left.put(write(1))
+    left.put(small(2), urgent=True)
+    left.put(write(3))
+    assert list(right.receive()) == []
+    assert left.flush()
+    assert requests([message for message, _ in right.receive()]) == [2, 1, 3]
+
+
+def test_more_than_one_call_can_write_is_put_and_arrives_whole(legs: Legs) -> None:
+    left, right = legs
+    data = [os.urandom(1 + 997 * n % 40_000) for n in range(300)]
+    for number, payload in enumerate(data):
+        left.put(write(number, payload))
+    assert not left.flush()  # the kernel holds less
+    got = exchange(left, right, len(data))
+    assert requests(got) == list(range(len(data)))
+    assert [bytes(message.payload or b"") for message in got] == data
+    assert left.queued == 0
+
+
+def test_descriptors_stay_with_their_message_among_others(legs: Legs) -> None:
+    left, right = legs
+    reader, writer = os.pipe()
+    left.send(write(1, bytes(BIG)))
+    left.put(write(2))
+    left.send(write(3), fds=(writer,))
+    left.put(write(4))
+    os.close(writer)
+    got: dict[int, tuple[int, ...]] = {}
+    while len(got) < 4:
+        left.flush()
+        got |= fds_of(right)
+    assert [number for number, fds in got.items() if fds] == [3]
+    assert is_pipe_from(reader, got[3][0])
+    os.close(reader)
+    os.close(got[3][0])
+
+
 def test_a_payload_may_be_reused_once_send_has_returned(legs: Legs) -> None:
     left, right = legs
     memory = bytearray(b"a" * BIG)
