@@ -11,8 +11,9 @@ Block 0 holds the *stamps*: for each block the sequence of its first byte, writt
 before the block is used again. A reader whose bytes were not kept for it, because it is
 none any more, sees by the stamp that what it copied may be something else.
 
-A block that is used again is warm: to fill 4 MiB costs 3 ms the first time, for the
-pages, and 0.2 ms later. So the one given back last is taken first.
+A block that is used again is warm: to fill 4 MiB costs 2.4 ms the first time, for the
+pages, and 0.13 ms later. So the one given back last is taken first. What was used once
+stays until the session's end: a sealed file gives no page back.
 """
 
 import fcntl
@@ -22,7 +23,10 @@ import struct
 from typing import Final
 
 BLOCK: Final = 1024 * 1024
-"""Bytes of a block; at most so many are told to a reader in one message."""
+"""Bytes of a block; at most so many are told to a reader in one message.
+
+In all processes 1 GiB costs 0.9 to 1.0 s of CPU time on a busy machine; with 256 or 512
+KiB 1.2 to 1.3, with 2 MiB no less."""
 AHEAD: Final = 32 * 1024 * 1024
 """Bytes that readers may keep in use beyond what the log keeps; 2 windows by default.
 

@@ -303,7 +303,9 @@ def test_without_such_a_file_there_are_no_blocks(
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_another_file_is_never_mapped(arena: Arena) -> None:
+def test_another_file_is_never_opened(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled(arena, b"one", 0)
     assert arena.address is not None
     before = os.listdir("/proc/self/fd")
@@ -315,9 +317,11 @@ def test_another_file_is_never_mapped(arena: Arena) -> None:
         {"fd": 9999},
         {"pid": 2**22},
     ]
-    for change in wrong:
-        with pytest.raises(OSError, match=r"another file|No such file"):
-            Mapped({**arena.address, **change})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lambda *_: pytest.fail("opened"))
+        for change in wrong:
+            with pytest.raises(OSError, match=r"another file|No such file"):
+                Mapped({**arena.address, **change})
     os.close(read)
     os.close(write)
     assert os.listdir("/proc/self/fd") == before
