@@ -4,12 +4,13 @@ import asyncio
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from actors import mapped
-from bench import compare, mixed, rivals, slow
+from bench import compare, costs, mixed, rivals, slow
 from bench.commands import CAT, ECHO, LINE, MIB, SLEEP, TRUE, zeros
 from bench.one import cases
 from bench.place import environment
@@ -135,6 +136,15 @@ async def test_a_slow_reader_is_watched_and_killed() -> None:
     assert 0 < noticed.read < amount.mib * MIB
     assert set(noticed.memory) == {"client", "broker", "worker"}
     assert len(slow.told("block", noticed)) == 9
+
+
+async def test_what_things_cost_is_counted() -> None:
+    work = costs.Work(starts=4, trips=4, mib=1, sessions=2, seconds=0.1)
+    found = await costs.measure(work)
+    assert found.session_pids > 1  # it may be told before a warm worker is replaced
+    assert found.session_files > 0
+    assert 0 < found.broker_session < found.session
+    assert costs.told(found).count("\n") == len(fields(found))
 
 
 @pytest.mark.filterwarnings("ignore:.*was never closed:ResourceWarning")
