@@ -1,4 +1,4 @@
-"""`python -m bench [WORKLOAD...]`, and the tools `quick`, `mixed`, `slow`, `scale`."""
+"""`python -m bench [WORKLOAD...]`, and the door to the tools beside it."""
 
 import argparse
 import importlib
@@ -15,6 +15,7 @@ TOOLS: Final = {
     "quick": "a minute of ratios beside recorded ones; fails where one is half as good",
     "mixed": "minutes of everything at once: does anything grow, or get slower",
     "slow": "a stream whose reader is slow: memory, and what its neighbours notice",
+    "costs": "what a session, a message and a byte cost, in CPU, memory, files",
     "scale": "how far a broker, a machine, many machines go, from measured costs",
 }
 """Each a module with a `main` of its own, and its own `--help`."""

@@ -61,8 +61,8 @@ class Results:
     def text(self) -> str:
         """Return all of it for people."""
         parts = [report.figures(self.rows)]
-        for case, profile in self.stages.items():
-            parts.append(f"{case}, by stage\n{report.stages(profile)}")
+        if self.stages:
+            parts.append(report.stages(self.stages))
         for case, failed in self.skipped.items():
             parts += [f"{case}: {name} failed: {why}" for name, why in failed.items()]
         return "\n\n".join(parts)

@@ -41,20 +41,25 @@ def ratio(value: float) -> str:
     return f"{value:.2f}x" if math.isfinite(value) else "-"
 
 
-def stages(found: Mapping[str, Histogram]) -> str:
-    """Return where the time of an engine's operations went."""
+def stages(profiles: Mapping[str, Mapping[str, Histogram]]) -> str:
+    """Return where the time of an engine's sessions went, in each case."""
     return table(
-        ("stage", "p50", "p99", "times"),
+        ("case", "stage", "p50 at most", "p99 at most", "sessions"),
         (
-            (
-                name,
-                f"{histogram_quantile(rows, 0.5) * 1e6:.4g} us",
-                f"{histogram_quantile(rows, 0.99) * 1e6:.4g} us",
-                str(sum(count for _, count in rows)),
-            )
-            for name, rows in found.items()
+            (case, stage, _bound(rows, 0.5), _bound(rows, 0.99), _count(rows))
+            for case, profile in profiles.items()
+            for stage, rows in profile.items()
+            if rows
         ),
     )
+
+
+def _bound(rows: Histogram, part: float) -> str:
+    return f"{histogram_quantile(rows, part) * 1e3:g} ms"
+
+
+def _count(rows: Histogram) -> str:
+    return str(sum(count for _, count in rows))
 
 
 def merged_stages(system: str, played: Sequence[Round]) -> dict[str, Histogram]:

@@ -2,13 +2,15 @@
 
 A calculation, not a measurement: from what one session, message and byte were measured
 to cost, and from what a machine has, it says how many sessions of a given habit there
-can be, and what ends first. Pure.
+can be, and what ends first.
 """
 
 import argparse
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Final
 
 from bench import report
@@ -19,17 +21,17 @@ GIB: Final = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What was measured; CPU in seconds, memory in bytes. docs/scale.md tells how.
+    """What `python -m bench costs` measured; CPU in seconds, memory in bytes.
 
     Attributes:
         broker_session: CPU of the broker's one thread for a start and an end.
         broker_message: the same for a command or a piece of output, one way.
-        broker_byte: the same for a byte of output in frames.
+        broker_byte: the same for a byte of output.
         session: CPU of all processes for a start and an end, the child's own included.
         message: the same for a message.
         byte: the same for a byte of output.
         idle: CPU of the engine for a session that does nothing, in a second.
-        engine_memory: of supervisor, broker and pool.
+        engine_memory: of supervisor, broker, pool and one client.
         session_memory: of the engine for each session, its worker included.
         child_memory: of a small child itself.
         session_pids: processes and threads of a session.
@@ -243,13 +245,20 @@ def main(words: Sequence[str]) -> None:
             metavar="NAME=VALUE",
             help=", ".join(each.name for each in fields(numbers)),
         )
+    parser.add_argument(
+        "--measured", type=Path, metavar="FILE", help="of `python -m bench costs`"
+    )
     parser.add_argument("--by-chance", action="store_true", help="place them so")
     given = parser.parse_args(words)
     print(
         told(
-            changed(Costs(), given.costs),
+            changed(_measured(given.measured), given.costs),
             changed(Machine(), given.machine),
             changed(Habit(), given.habit),
             even=not given.by_chance,
         )
     )
+
+
+def _measured(file: Path | None) -> Costs:
+    return Costs() if file is None else Costs(**json.loads(file.read_text())["costs"])

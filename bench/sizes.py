@@ -16,6 +16,7 @@ class Sizes:
         trips_each: lines that each of 64 sessions echoes.
         stream: MiB of output in large writes, over all streams.
         small_writes: MiB of output in small writes.
+        bursts: commands that write a burst and end.
         sessions: children that are held and killed.
         levels: numbers of live sessions at which operations are timed.
         level_times: operations at each of these.
@@ -31,6 +32,7 @@ class Sizes:
     trips_each: int = 60
     stream: int = 1024
     small_writes: int = 256
+    bursts: int = 40
     sessions: int = 1000
     levels: tuple[int, ...] = (10, 100, 1000, 4000)
     level_times: int = 200
@@ -57,6 +59,7 @@ QUICK: Final = Sizes(
     trips_each=15,
     stream=128,
     small_writes=32,
+    bursts=10,
     sessions=100,
     levels=(10, 100),
     level_times=50,

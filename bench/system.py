@@ -88,6 +88,9 @@ class System:
         """End an opened session."""
         raise NotImplementedError
 
+    def stay_remote(self) -> None:
+        """Have output come as it would to another machine; if that is another way."""
+
     async def drain(self, argv: Argv) -> int:
         """Run a command to its end; return how many bytes of stdout came."""
         raise NotImplementedError
