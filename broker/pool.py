@@ -28,6 +28,7 @@ from contextlib import suppress
 from typing import Final, NoReturn
 
 from broker import cgroup, lease, tree
+from broker.opening import reset_signals
 from broker.pipe import Leg, LegClosed
 from broker.wire import Kind, Message
 
@@ -266,21 +267,6 @@ def leave_terminal() -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
-
-
-def reset_signals() -> None:
-    """Give every signal its default action and unblock all.
-
-    Who started the engine may have ignored or blocked some; a child inherits that.
-    Two are ignored, as Python does: a worker that writes to a child which has just
-    closed its stdin must live. The start of a child gives these their default again.
-    """
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if signal.getsignal(number) is not signal.SIG_DFL:
-            signal.signal(number, signal.SIG_DFL)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def main(leg: int, lifeline: int, page: int, target: str, home: str) -> NoReturn:
