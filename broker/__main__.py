@@ -1,8 +1,65 @@
 """`python -m broker`: the supervisor of an embedded or a shared broker."""
 
+import argparse
+import os
 import sys
+from collections.abc import Sequence
+from typing import NoReturn
 
-from broker.supervisor import main, parse
+from broker.errors import AlreadyRunning, EngineError
+from broker.opening import Opening, Options, say
+
+
+def main(options: Options) -> NoReturn:
+    """Be the supervisor; returns to nobody."""
+    try:
+        opening = Opening.start(options)
+        from broker.supervisor import supervise  # noqa: PLC0415 - see `opening`
+
+        supervise(options, opening)
+    except AlreadyRunning:
+        say(f"creche: a broker is already running at {options.endpoint}")
+        os._exit(1)
+    except EngineError as error:
+        options.refuse(error)
+        os._exit(1)
+    except ProcessLookupError:
+        pass  # the client died while we started: there is nobody to serve
+    except OSError as error:
+        options.refuse(EngineError(f"cannot start: {error}"))
+        os._exit(1)
+    os._exit(0)
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Return the options in the command line of `python -m broker`."""
+    parser = argparse.ArgumentParser(
+        "python -m broker",
+        description="Be a broker for many clients until SIGTERM or SIGINT.",
+    )
+    parser.add_argument("--endpoint", help="ipc://PATH of the shared broker")
+    parser.add_argument("--keeper", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--client", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--warm", type=int, default=4, help="idle workers kept ready")
+    parser.add_argument(
+        "--containment",
+        choices=("auto", "cgroup", "subreaper"),
+        default="auto",
+        help="how trees are held together",
+    )
+    parser.add_argument("--log", help="file for unhandled errors of engine processes")
+    options = Options(**vars(parser.parse_args(arguments)))
+    if options.endpoint is None and options.keeper is None:
+        return options._replace(endpoint=_usual_endpoint())
+    return options
+
+
+def _usual_endpoint() -> str:
+    from broker import auth  # noqa: PLC0415 - 8 ms that no client waits for
+
+    root = auth.runtime_root(os.environ, os.geteuid())
+    return "ipc://" + os.fsdecode(os.path.join(root, auth.BROKER_SOCKET))
+
 
 if __name__ == "__main__":
     main(parse(sys.argv[1:]))

@@ -13,7 +13,7 @@ import pytest
 
 import actors
 import broker
-from broker import pool, supervisor
+from broker import opening, pool
 
 ACTORS = Path(actors.__file__).parent
 BROKER = Path(broker.__file__).parent
@@ -74,7 +74,7 @@ def loaded_by(program: str) -> set[str]:
 
 
 def roots() -> list[str]:
-    return supervisor.import_roots()
+    return opening.import_roots()
 
 
 @pytest.mark.parametrize("module", ["actors.worker", "broker.pool"])
@@ -91,7 +91,7 @@ def test_the_heavy_modules_can_be_found_where_a_worker_imports_from() -> None:
 
 
 def test_the_worker_that_the_supervisor_names_exists() -> None:
-    module, name = supervisor.WORKER.split(":")
+    module, name = opening.WORKER.split(":")
     main = getattr(import_module(module), name)
     assert list(inspect.signature(main).parameters) == ["leg", "control", "home"]
     assert callable(pool.main)

@@ -123,8 +123,8 @@ with open({installed!r}, "a") as file:
 IN_ENGINE = """
 import sys
 if "broker" in sys.orig_argv:
-    from broker import supervisor  # the pool starts without this file
-    supervisor.BOOT = open({code!r}).read() + supervisor.BOOT
+    from broker import opening  # the pool starts without this file
+    opening.BOOT = open({code!r}).read() + opening.BOOT
 """
 
 

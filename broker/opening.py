@@ -1,0 +1,206 @@
+"""What comes first in an engine: its options, its place, and its pool.
+
+The pool needs 60 ms of processor time for its imports, supervisor and broker together
+70. So the pool is executed before these two are imported, 25 ms after the start of the
+program, and comes up beside them. Hence this module imports next to nothing.
+"""
+
+import _socket
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Final, NamedTuple, Self
+
+from broker import cgroup, lease
+from broker.errors import EngineError, InvalidRequest
+
+WORKER: Final = "actors.worker:main"
+
+BOOT: Final = """\
+import sys
+sys.path.extend(sys.argv[6:])
+from broker.pool import main
+main(*map(int, sys.argv[1:4]), *sys.argv[4:6])
+"""
+
+
+class Options(NamedTuple):
+    """What a supervisor is started with.
+
+    Attributes:
+        endpoint: `ipc://PATH` of a shared broker; None: an embedded one, whose
+            directory is made below the runtime root.
+        keeper: descriptor of the socket to the client that embeds this engine.
+        client: pid of that client, 0 for a shared broker.
+        warm: idle workers kept ready.
+        containment: `auto`, or `cgroup` or `subreaper` to insist on it.
+        log: file that unhandled exceptions of engine processes are appended to.
+    """
+
+    endpoint: str | None = None
+    keeper: int | None = None
+    client: int = 0
+    warm: int = 4
+    containment: str = "auto"
+    log: str | None = None
+
+    def tell(self, line: str) -> None:
+        """Write a line to the client that embeds this engine, if one does."""
+        if self.keeper is not None:
+            with suppress(OSError):  # the client is gone: the supervisor will notice
+                os.write(self.keeper, line.encode(errors="surrogateescape") + b"\n")
+
+    def refuse(self, error: EngineError) -> None:
+        """Tell whoever started this why there will be no engine."""
+        if self.keeper is None:
+            say(f"creche: {error}")
+        elif isinstance(error, InvalidRequest):
+            self.tell(f"refused {error.field} {error.message}")
+        else:
+            self.tell(f"failed {error}")
+
+
+class Pool(NamedTuple):
+    """A pool that was executed: its process, and what leads to it.
+
+    Attributes:
+        pid: of a child of this process.
+        leg: the broker's end of the leg to it.
+        lifeline: ends the pool when it is closed.
+    """
+
+    pid: int
+    leg: _socket.socket
+    lifeline: _socket.socket
+
+    @classmethod
+    def execute(cls, page: int, home: str) -> Self:
+        """Execute a pool clean.
+
+        Args:
+            page: the lease page.
+            home: path of the cgroup above those of the workers; empty for none.
+
+        Raises:
+            InvalidRequest: what it imports is not installed.
+        """
+        roots = import_roots()
+        leg, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        ours, lifeline = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        inherited = (theirs.fileno(), lifeline.fileno(), page)
+        for fd in inherited:
+            os.set_inheritable(fd, True)
+        argv = [sys.executable, "-I", "-S", "-c", BOOT]
+        argv += [*map(str, inherited), WORKER, home, *roots]
+        pid = _execute(argv)
+        os.set_inheritable(page, False)
+        theirs.close()
+        lifeline.close()
+        return cls(pid, leg, ours)
+
+
+class Opening(NamedTuple):
+    """What there is of an engine when its supervisor begins.
+
+    Attributes:
+        home: path of the cgroup above those of the workers; empty for none.
+        page: descriptor of the lease page.
+        pool: the first one, which comes up.
+    """
+
+    home: str
+    page: int
+    pool: Pool
+
+    @classmethod
+    def start(cls, options: Options) -> Self:
+        """Leave the client's session and terminal, and have a pool come up.
+
+        Raises:
+            InvalidRequest: the containment that is insisted on cannot be had.
+        """
+        _settle(options.log)
+        home = _make_home(options.containment)
+        page = lease.create()
+        return cls(home, page, Pool.execute(page, home))
+
+
+def _settle(log: str | None) -> None:
+    if os.getpid() != os.getsid(0):
+        with suppress(PermissionError):  # leads its group: `serve` in a terminal
+            os.setsid()
+    reset_signals()
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if log is not None:
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(fd, 2)
+        os.close(fd)
+
+
+def reset_signals() -> None:
+    """Give every signal its default action and unblock all.
+
+    Who started the engine may have ignored or blocked some; a child inherits that.
+    Two are ignored, as Python does: a worker that writes to a child which has just
+    closed its stdin must live. The start of a child gives these their default again.
+    """
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) is not signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _make_home(containment: str) -> str:
+    """Make the cgroup above those of all workers; return its path, empty for none.
+
+    Raises:
+        InvalidRequest: cgroups are insisted on, and none can be written.
+    """
+    if containment != "subreaper" and cgroup.probe():
+        with suppress(OSError):
+            cgroup.sweep_stale()
+            return cgroup.Cgroup.create(f"{cgroup.PREFIX}{os.getpid()}").path
+    if containment == "cgroup":
+        raise InvalidRequest(
+            "settings.containment", "no writable cgroup v2: use auto, or delegate one"
+        )
+    return ""
+
+
+def import_roots() -> list[str]:
+    """Return the directories that the pool imports from: ours, and msgpack's."""
+    from importlib.util import find_spec  # noqa: PLC0415 - the pool needs none of it
+
+    roots = []
+    for package in ("broker", "actors", "msgpack"):
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            raise InvalidRequest("installation", f"the package {package!r} is missing")
+        root = os.path.dirname(os.path.dirname(os.path.abspath(spec.origin)))
+        if root not in roots:
+            roots.append(root)
+    return roots
+
+
+def _execute(argv: list[str]) -> int:
+    """Execute a program in a fork of this process, which has one thread.
+
+    Returns its pid. glibc's `posix_spawn` would leave signals 32 and 33 ignored, and a
+    disposition that is inherited goes down to every child.
+    """
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.execv(argv[0], argv)
+        finally:
+            os._exit(127)
+    return pid
+
+
+def say(line: str) -> None:
+    """Write a line to stderr, if that is open."""
+    with suppress(OSError):
+        os.write(2, line.encode(errors="surrogateescape") + b"\n")
