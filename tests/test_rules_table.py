@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import mutations
+from tests import mutations, without
 
 TESTS = Path(__file__).resolve().parent
 TABLE = (TESTS.parent / "docs" / "rules.md").read_text()
@@ -92,7 +92,9 @@ def test_every_rule_but_the_absent_ones_has_a_live_test_by_its_number() -> None:
     assert {rule for rule, cells in rows() if len(cells) == 1} == ABSENT
 
 
-@pytest.mark.parametrize("mutation", mutations.MUTATIONS, ids=lambda m: m.what)
+@pytest.mark.parametrize(
+    "mutation", [*mutations.MUTATIONS, *without.FAST_PATHS], ids=lambda m: m.what
+)
 def test_every_mutation_fits_the_code(mutation: mutations.Mutation) -> None:
     assert mutations.mutated(mutation, TESTS.parent)
     path, _, name = mutation.test.partition("::")
