@@ -188,7 +188,9 @@ def doctor(*, as_json: bool) -> None:
     from broker import host  # noqa: PLC0415 - see the module's docstring
 
     found = host.report()
+    room = found.room
     facts = {"creche": __version__, **dataclasses.asdict(found)}
+    facts |= {"sessions": room.sessions, "sessions_end": room.resource}
     if as_json:
         _tell(json.dumps({**facts, "degraded": found.degraded}))
         return

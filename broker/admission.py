@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from broker.registry import Ask, Session, State
+from broker.registry import Ask, Capacity, Session, State
 from broker.wire import Message
 
 BROKER: Final = "broker"
@@ -76,7 +76,7 @@ class Applicant:
         return self.asks[0].client
 
 
-def limits(owner: bytes, message: Message, capacity: int) -> list[Limit]:
+def limits(owner: bytes, message: Message, capacity: Capacity) -> list[Limit]:
     """Return the limits that a SPAWN is under, the broker's own last."""
     body = message.body
     found = []
@@ -86,7 +86,8 @@ def limits(owner: bytes, message: Message, capacity: int) -> list[Limit]:
         found.append(Limit(key, body["scope_capacity"], name))
     if body["client_capacity"] is not None:
         found.append(Limit(message.client, body["client_capacity"], "this client"))
-    return [*found, Limit(BROKER, capacity, "this broker")]
+    name = f"this broker, for want of {capacity.resource},"
+    return [*found, Limit(BROKER, capacity.sessions, name)]
 
 
 def keys(session: Session) -> list[Hashable]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from broker import cgroup, tree
+from broker import capacity, cgroup, tree
+from broker.registry import Capacity
 
 __all__ = ["Host", "report", "versions"]
 
@@ -26,6 +27,9 @@ _FEW_FILES = 4096
 _FEW_PIDS = 4096
 _FEW_PTYS = 64
 _LITTLE_SHM = 64 << 20
+
+SESSION_MEMORY = 1 << 20
+"""Bytes of an idle session, its child not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,18 @@ class Host:
     pipe_soft_limit: int | None
 
     @property
+    def room(self) -> Capacity:
+        """How many sessions one broker would take here, and what ends with them.
+
+        `SESSION_MEMORY` is what an idle session takes without its child.
+        """
+        processes = (self.pid_max, self.processes_user, self.processes_cgroup)
+        least = capacity.least(
+            self.files_hard, min((n for n in processes if n is not None), default=None)
+        )
+        return min(least, Capacity(self.memory_available // SESSION_MEMORY, "memory"))
+
+    @property
     def degraded(self) -> tuple[str, ...]:
         """One sentence for each thing that is worse here than it could be."""
         return tuple(sentence for holds, sentence in _SHORTCOMINGS if holds(self))
@@ -125,10 +141,10 @@ _SHORTCOMINGS: tuple[tuple[Callable[[Host], bool], str], ...] = (
         ),
     ),
     (
-        lambda host: _below(host.files_soft, _FEW_FILES),
+        lambda host: _below(host.files_hard, _FEW_FILES),
         (
-            f"Few descriptors for many sessions: raise the limit to {_FEW_FILES} "
-            "(ulimit -n)."
+            f"Few descriptors for many sessions: raise the hard limit to {_FEW_FILES} "
+            "(ulimit -Hn); a broker raises its soft limit to that."
         ),
     ),
     (
@@ -169,7 +185,7 @@ def report() -> Host:
         containment=_containment(),
         files_soft=files_soft,
         files_hard=files_hard,
-        pid_max=_number("/proc/sys/kernel/pid_max"),
+        pid_max=capacity.pid_max(),
         processes_user=_limits(resource.RLIMIT_NPROC)[0],
         processes_cgroup=_cgroup_pids(),
         memory_total=memory.total,

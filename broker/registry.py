@@ -116,6 +116,13 @@ class Condemn(NamedTuple):
 Action = ToClient | ToWorker | Fork | Retire | Condemn
 
 
+class Capacity(NamedTuple):
+    """How many sessions a broker takes, and which resource would end with more."""
+
+    sessions: int
+    resource: str
+
+
 class State(Enum):
     """Where a session stands; see the table of `broker.router`."""
 

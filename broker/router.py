@@ -59,6 +59,7 @@ from broker.registry import (
     LIVE,
     Action,
     Ask,
+    Capacity,
     Client,
     ClientGone,
     Event,
@@ -102,7 +103,7 @@ class Router(Keeper):
         *,
         shared: bool,
         warm: int,
-        capacity: int,
+        capacity: Capacity,
         containment: str = "subreaper",
     ) -> None:
         super().__init__(epoch, warm)
@@ -493,7 +494,7 @@ class Router(Keeper):
             "waiting": len(self.line),
             "retained": len(self.retention),
             "watchers": len(self.watchers),
-            "capacity": self.capacity,
+            "capacity": self.capacity.sessions,
             "shared": self.shared,
             "containment": self.containment,
         }

@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 import zmq
 from zmq.backend import Socket as Calls  # sugar's send takes three times as long
 
-from broker import auth, errors, lease, passing, pool, registry, router, wire
+from broker import auth, capacity, errors, lease, passing, pool, registry, router, wire
 from broker.pipe import Leg, LegClosed
 from broker.wire import BULK, Kind, Message
 
@@ -32,9 +32,6 @@ QUEUE: Final = 256
 """Messages that libzmq may hold per client; the rest waits in this process."""
 RETRY: Final = 0.005
 """Seconds until a client that took nothing is tried again."""
-SESSION_FDS: Final = 2
-"""Descriptors of this process per session: its leg, and one on its way to the pool."""
-SPARE_FDS: Final = 200
 LAST_FDS: Final = 32
 """Descriptors that no client's lifeline may take: for sessions, and to go on at all."""
 TICKET: Final = 16
@@ -138,7 +135,7 @@ class Server:
         self.lifelines: dict[bytes, Lifeline] = {}
         self.unsent_forks: list[tuple[int, _socket.socket]] = []
         self.operator_key = b""
-        self.files = file_limit()
+        self.files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.renew_at = 0.0
         self.more_from_clients = False
         self.passing = passing.Passing()
@@ -580,7 +577,7 @@ def run(
         int.from_bytes(os.urandom(7)) + 1,
         shared=shared,
         warm=warm,
-        capacity=capacity(),
+        capacity=capacity.capacity(),
         containment=containment,
     )
     listener.setblocking(False)
@@ -594,13 +591,3 @@ def run(
     server.use_pool(pool_leg)
     server.control.send(Message(Kind.POOL))
     server.run()
-
-
-def capacity() -> int:
-    """Return how many sessions this process has descriptors for."""
-    return max(1, (file_limit() - SPARE_FDS) // SESSION_FDS)
-
-
-def file_limit() -> int:
-    """Return how many descriptors this process may have."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -22,6 +22,7 @@ from broker.outcomes import TimedOut
 from broker.registry import (
     LIVE,
     Action,
+    Capacity,
     ClientGone,
     Condemn,
     Event,
@@ -109,7 +110,8 @@ class World:
     def __init__(
         self, *, shared: bool = False, warm: int = 0, capacity: int = 19
     ) -> None:
-        self.router = Router(EPOCH, shared=shared, warm=warm, capacity=capacity)
+        room = Capacity(capacity, "descriptors")
+        self.router = Router(EPOCH, shared=shared, warm=warm, capacity=room)
         self.now = 50.0
         self.last_request = 0
         self.clients: dict[bytes, int] = {}
@@ -733,7 +735,7 @@ def test_s6_a_full_broker_evicts_of_the_same_key_and_frees_a_worker() -> None:
 
 def test_s6_one_session_may_make_room_at_several_limits(world: World) -> None:
     limits = TEN | {"client_capacity": 10}
-    world.router.capacity = 20
+    world.router.capacity = Capacity(20, "descriptors")
     made = ten(world, client_capacity=10)
     said = world.ask(A, Kind.SPAWN, body=SPAWN | limits)
     assert told(said) == [(made[0][1], Kind.KILL)]
@@ -2582,7 +2584,7 @@ class Traffic(RuleBasedStateMachine):
 
     @invariant()
     def there_are_no_more_sessions_than_there_may_be(self) -> None:
-        assert len(self.router.sessions) <= self.router.capacity
+        assert len(self.router.sessions) <= self.router.capacity.sessions
 
     def teardown(self) -> None:
         """Let everything come to rest: then every request has its answer."""
