@@ -72,6 +72,7 @@ class Drain:
     Attributes:
         held: whether nothing is read because the log has no room.
         cut_off: whether nothing is read because the child has used up its budget.
+        turn: bytes that the last turn has read.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Drain:
     ) -> None:
         self.held = False
         self.cut_off = False
+        self.turn = 0
         self._pipes = pipes
         self._log = log
         self._progress = progress
@@ -100,10 +102,12 @@ class Drain:
 
     def ready(self, fd: int) -> None:
         """Read from a descriptor, if it is one of these."""
+        before = self._log.end
         for stream, ours in self._pipes.outputs.items():
             if ours == fd:
                 self._read(stream)
                 break
+        self.turn = self._log.end - before
 
     def _read(self, stream: str) -> None:
         stop = self._log.end + TURN

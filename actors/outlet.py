@@ -376,6 +376,13 @@ class Outlet:
         if self.polls:
             self.polls = [p for p in self.polls if not self._served_poll(p, now, held)]
 
+    def only_reader(self) -> Reader | None:
+        """Return the one who waits for the next output, if there is nobody else."""
+        if len(self.readers) != 1 or self.polls or self.reads:
+            return None
+        (reader,) = self.readers.values()
+        return reader if reader.cursor.sequence == self.log.end else None
+
     def pump(self) -> None:
         """Send readers what they may get."""
         for reader in list(self.readers.values()):

@@ -7,6 +7,7 @@ answers the commands that a client addresses to it. The worker gives it readines
 reaped processes and the time; it gives messages.
 """
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
@@ -21,7 +22,7 @@ from actors.ending import Ending, exit_facts, leftovers
 from actors.events import ExitStatus, Stats
 from actors.holds import Hold
 from actors.launch import Launch
-from actors.outlet import Ask, Outlet, Progress
+from actors.outlet import INLINE, Ask, Outlet, Progress, Reader
 from actors.probe import Look
 from actors.settings import TtySize
 from actors.stdin import Stdin
@@ -148,6 +149,23 @@ class Session:
             return
         self.drain.ready(fd)
         self._serve()
+
+    def only_reader(self) -> Reader | None:
+        """Return the one reader whom a little more output concerns, and nobody else.
+
+        None: somebody else waits for it, or something follows from it.
+        """
+        simple = (
+            self.spoke is not None
+            and not self._exit
+            and not self.awaited.waits
+            and self.launch.idle_timeout is None
+            and self.launch.chunk >= INLINE
+            and self.budget.room(0) == math.inf
+            and self.drain.turn <= INLINE
+            and self.log.address is None
+        )
+        return self.outlet.only_reader() if simple else None
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is wanted, None while nothing is due."""

@@ -60,6 +60,16 @@ class Stdin:
             self._inbox.feed(self._launch.stdin)
             self.pour(now)
 
+    @property
+    def direct(self) -> int | None:
+        """The pipe if input may be written to it beside the queue, else None."""
+        idle = not (self._inbox or self._inbox.ending or self._launch.tty is not None)
+        return self._pipe.stdin if idle else None
+
+    def passed(self, count: int) -> None:
+        """Count input that was written beside the queue."""
+        self._inbox.passed(count)
+
     def wanted(self) -> int | None:
         """Return the descriptor that is to become writable, None if none is.
 

@@ -25,10 +25,11 @@ import time
 from typing import Any, Final, NoReturn
 
 from actors.buffer import Cursor
+from actors.express import Express
 from actors.outlet import Ask
 from actors.session import Session, read_launch
 from broker import cgroup, errors, tree
-from broker.pipe import Leg, LegClosed
+from broker.pipe import Leg, LegClosed, message_in
 from broker.wire import BULK, Kind, Message
 
 CONGESTED: Final = 256 * 1024
@@ -64,6 +65,9 @@ class Worker:
         self._wanted: Wanted | None = None
         self._due: float | None = None
         self._late: Message | None = None
+        self.express: Express | None = None
+        self._leg_fd = leg.fileno()
+        self._stale = True
         self.wake, wake_write = os.pipe()
         for fd in (self.wake, wake_write):
             os.set_blocking(fd, False)
@@ -83,6 +87,13 @@ class Worker:
             self.leg.put(late, urgent=True)
         self.leg.put(message, urgent=not in_order)
 
+    def send_now(self, message: Message) -> None:
+        """Send at once what nothing else is to go with, or before."""
+        if self.leg.queued or self._late is not None:
+            self.send(message)
+        else:
+            self.leg.send(message)
+
     def room(self) -> bool:
         """Return whether the leg takes more bulk output now."""
         if self.leg.queued >= CONGESTED:
@@ -94,27 +105,42 @@ class Worker:
     def run(self) -> NoReturn:
         """Serve until a lifeline breaks, then end the tree and this process."""
         try:
+            self._settle()
             while True:
                 self._turn()
         except LegClosed:
             self._end()
 
     def _turn(self) -> None:
-        self._watch()
         ready = self.poller.poll(self._timeout())
+        self._stale = self._stale or not ready
         for fd, _ in ready:
-            if fd == self.leg.fileno():
+            if fd == self._leg_fd:
                 self._on_leg()
-            elif fd == self.wake:
-                os.read(self.wake, 4096)
-                self._reap()
-            elif fd == self.control:
-                raise LegClosed
-            elif self.session is not None:
-                self.session.ready(fd, time.monotonic())
+            elif self.express is None or not self.express.output(fd):
+                self._stale = True
+                self._on_ready(fd)
+        if self._stale or self.leg.queued:
+            self._settle()
+
+    def _on_ready(self, fd: int) -> None:
+        if fd == self.wake:
+            os.read(self.wake, 4096)
+            self._reap()
+        elif fd == self.control:
+            raise LegClosed
+        elif self.session is not None:
+            self.session.ready(fd, time.monotonic())
+
+    def _settle(self) -> None:
+        """Follow up on a turn in which more happened than what goes the short way."""
         self._on_time()
         self._release()
         self._flush()
+        self._watch()
+        if self.express is not None:
+            self.express.refresh()
+        self._stale = False
 
     def _flush(self) -> None:
         """Send what the turn has gathered: the broker is woken once for all of it."""
@@ -155,8 +181,11 @@ class Worker:
         return max(0, int(wait * 1000) + 1)
 
     def _on_leg(self) -> None:
-        for message, fds in self.leg.receive():
-            self._command(message, fds)
+        for frame, fds in self.leg.frames():
+            if self.express is not None and not fds and self.express.input(frame):
+                continue
+            self._stale = True
+            self._command(message_in(frame), fds)
             for fd in fds:
                 os.close(fd)
 
@@ -208,6 +237,7 @@ class Worker:
             self._refuse(message, error)  # which says that this worker is idle, too
             return
         self.session = session
+        self.express = Express(session, self.send_now)
         if launch.paused:
             session.pause(ask.client, paused=True)
         session.releases_itself = message.body["release"]
@@ -231,7 +261,7 @@ class Worker:
         session = self.session
         if session is not None and session.over:
             session.finish()
-            self.session = None
+            self.session = self.express = None
             body = {"stamps": session.stamps}
             idle = Message(Kind.IDLE, 0, 0, session.number, session.epoch, 0.0, body)
             self.send(idle)

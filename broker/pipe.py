@@ -36,7 +36,7 @@ from typing import Final
 from broker import wire
 from broker.errors import ProtocolError
 
-__all__ = ["Incoming", "Leg", "LegClosed"]
+__all__ = ["Incoming", "Leg", "LegClosed", "message_in"]
 
 Incoming = tuple[wire.Message, tuple[int, ...]]
 """A message and the descriptors that came with it; the receiver must close them."""
@@ -209,7 +209,7 @@ class Leg:
                 follows can be understood.
         """
         for frame, fds in self.frames():
-            yield wire.decode(_kept(frame)), fds
+            yield message_in(frame), fds
 
     def frames(self) -> Iterator[tuple[memoryview, tuple[int, ...]]]:
         """Do what `receive` does, with frames as they came.
@@ -330,9 +330,14 @@ class Leg:
         return tuple(self._fds.popleft() for _ in range(count))
 
 
-def _kept(frame: memoryview) -> memoryview:
-    """Return a frame that outlives the next read."""
-    return memoryview(bytes(frame)) if frame.obj is _SCRATCH.obj else frame
+def message_in(frame: memoryview) -> wire.Message:
+    """Return the message in a frame of `Leg.frames`; it outlives the next read.
+
+    Raises:
+        ProtocolError: it breaks the rules.
+    """
+    passing = frame.obj is _SCRATCH.obj
+    return wire.decode(memoryview(bytes(frame)) if passing else frame)
 
 
 def _encode(message: wire.Message, fds: int) -> list[wire.Payload]:

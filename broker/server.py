@@ -23,7 +23,7 @@ import zmq
 from zmq.backend import Socket as Calls  # sugar's send takes three times as long
 
 from broker import auth, capacity, errors, lease, passing, pool, registry, router, wire
-from broker.pipe import Leg, LegClosed
+from broker.pipe import Leg, LegClosed, message_in
 from broker.wire import BULK, Kind, Message
 
 DRAIN: Final = 64
@@ -484,9 +484,7 @@ class Server:
         if head and peer:
             self._send_frame(peer, head.kind, head.request, frame)
         else:
-            # Kept: it may lie in the memory that the next read of a leg fills.
-            message = wire.decode(memoryview(bytes(frame)))
-            self.happen(registry.FromWorker(worker, message))
+            self.happen(registry.FromWorker(worker, message_in(frame)))
 
     def _close_leg(self, worker: int) -> None:
         leg = self.legs.pop(worker, None)

@@ -66,7 +66,7 @@ def test_a_machine_that_offers_everything_is_not_degraded() -> None:
         ({"pidfd": False}, "pidfd_open"),
         ({"peer_pidfd": False}, "6.5"),
         ({"children_files": False}, "CONFIG_PROC_CHILDREN"),
-        ({"files_soft": 1024}, "ulimit -n"),
+        ({"files_hard": 1024}, "ulimit -Hn"),
         ({"pid_max": 301}, "pid_max"),
         ({"processes_user": 100}, "ulimit -u"),
         ({"processes_cgroup": 100}, "pids.max"),
