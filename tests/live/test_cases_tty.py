@@ -170,7 +170,7 @@ async def test_a_terminal_that_nobody_holds_for_a_while_is_not_at_its_end(
 ) -> None:
     async with actors.Engine() as engine:
         for _ in range(runs):
-            words = program(LEAVES_TERMINAL_FOR_A_WHILE, tag(), "0.4")
+            words = program(LEAVES_TERMINAL_FOR_A_WHILE, tag(), "1.5")
             child = await engine.spawn(words, tty=True)
             await until(child, b"first")
             worker = parent(child.pid)

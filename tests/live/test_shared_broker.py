@@ -539,11 +539,11 @@ async def test_s44_a_busy_client_with_a_lease_keeps_its_sessions(
 ) -> None:
     word = tag()
     settings = (
-        ", settings=actors.Settings(on_hung='kill', lease=1.0, lease_renewal=0.2)"
+        ", settings=actors.Settings(on_hung='kill', lease=3.0, lease_renewal=0.2)"
     )
     busy = """
     import time
-    ends = time.monotonic() + 2.5
+    ends = time.monotonic() + 4.5
     while time.monotonic() < ends:
         sum(range(1000))
     say("state", (await child.snapshot()).state)
