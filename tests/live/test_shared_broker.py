@@ -678,7 +678,7 @@ def launch(argv: list[str]) -> bytes:
     finally:
         surroundings.close()
     made = Spec(argv).launch(ambient, actors.Settings(), "", "0" * 32)
-    return wire.pack(made.to_wire())
+    return made.to_wire()
 
 
 async def test_a_client_number_cannot_be_borrowed(

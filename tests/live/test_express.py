@@ -1,0 +1,208 @@
+"""The short way of a line through a worker, against the long one: no difference."""
+
+import _socket
+import os
+import select
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from actors.ambient import Surroundings
+from actors.express import ATOMIC
+from actors.outlet import INLINE
+from actors.settings import Settings
+from actors.spec import Spec
+from broker.pipe import Leg
+from broker.wire import Kind, Message, unpack
+from tests.helpers import NOT_BLOCKED
+from tests.live.children import program
+
+pytestmark = pytest.mark.live
+
+SESSION, EPOCH, CLIENT, READER = 1000, 5, 1, 7
+WINDOW = {"chunks": 256, "bytes": 1 << 20}
+
+
+READ = {"reader": 8, "stream": "stdout", "wait": 30.0, "limit": 99}
+WRITES_WHEN_TOLD = """
+while os.read(0, 2):
+    write(b".")
+"""
+WORKER = """
+import signal, sys
+from actors import worker
+signal.signal(signal.SIGCHLD, lambda *_: None)
+worker.main(int(sys.argv[1]), int(sys.argv[2]), None)
+"""
+
+
+class Driven:
+    """A worker whose broker is this test: it sees every message."""
+
+    def __init__(self, argv: Any, **options: Any) -> None:
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self.control, other = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        fds = theirs.fileno(), other.fileno()
+        words = [sys.executable, "-c", WORKER, *map(str, fds)]
+        self.process = subprocess.Popen(words, pass_fds=fds)
+        theirs.close()
+        other.close()
+        self.leg = Leg(ours)
+        self.last = 100
+        self._said: deque[Message] = deque()
+        spec = Spec(argv, stdin="pipe", stderr="null", **options)
+        with closing(Surroundings()) as surroundings:
+            launch = spec.launch(surroundings.read(), Settings(), "", "0" * 32)
+        terms = {"reader": None, "release": False, **WINDOW}
+        self.ask(Kind.START, terms, launch.to_wire())
+        assert self.answer(self.last).kind is Kind.REPLY
+
+    def ask(self, kind: Kind, body: Any, payload: bytes | None = None) -> int:
+        """Send a command; return its number."""
+        self.last += 1
+        number = READER if kind in (Kind.OPEN, Kind.CREDIT) else self.last
+        ids = CLIENT, number, SESSION, EPOCH
+        self.leg.send(Message(kind, *ids, 0.0, body, payload))
+        return number
+
+    def write(self, data: bytes) -> int:
+        """Send input."""
+        return self.ask(Kind.WRITE, {"at": None}, data)
+
+    def messages(self) -> Iterator[Message]:
+        """Give what the worker says, for as long as it says something in time."""
+        poller = select.poll()
+        poller.register(self.leg.fileno(), select.POLLIN)
+        while True:
+            while self._said:
+                yield self._said.popleft()
+            assert poller.poll(NOT_BLOCKED * 1000), "the worker says nothing"
+            self.leg.flush()
+            self._said += self.leg.messages()
+
+    def answer(self, number: int) -> Message:
+        """Return the next message of this number."""
+        return next(m for m in self.messages() if m.request == number)
+
+    def output(self, size: int) -> bytes:
+        """Return that much output, checking that no byte is missing between."""
+        data = b""
+        for message in self.messages():
+            if message.kind is Kind.ARENA:  # we cannot: have it all in frames
+                self.ask(Kind.CREDIT, {"chunks": 0, "sequence": 0, "local": False})
+            if message.kind is Kind.CHUNK:
+                assert message.body["offset"] == message.body["sequence"]
+                data += bytes(message.payload or b"")
+                if len(data) >= size:
+                    break
+        return data
+
+    def close(self) -> None:
+        """End the child and the worker."""
+        self.leg.close()
+        self.control.close()
+        assert self.process.wait(NOT_BLOCKED) == 0
+
+
+@pytest.fixture
+def cat() -> Iterator[Driven]:
+    """`cat` with one reader that has had its first line: all is as short as can be."""
+    driven = Driven(["/bin/cat"])
+    body = {"after": None, "newest": False, "capture": False, **WINDOW}
+    driven.ask(Kind.OPEN, body)
+    driven.write(b"first\n")
+    assert driven.output(6) == b"first\n"
+    yield driven
+    driven.close()
+
+
+def test_lines_go_in_and_out(cat: Driven) -> None:
+    for number in range(300):
+        line = b"line %d\n" % number
+        asked = cat.write(line)
+        said = cat.messages()
+        got = [next(said), next(said)]
+        assert [m.request for m in got] == [asked, READER]
+        assert got[0].body == {"accepted": len(line), "state": "running"}
+        assert got[1].payload == line
+        taken = {"chunks": number + 2, "sequence": got[1].body["sequence"] + len(line)}
+        cat.ask(Kind.CREDIT, {**taken, "local": False})
+
+
+def test_a_write_is_answered_either_way_alike(cat: Driven) -> None:
+    for size in (1, ATOMIC, ATOMIC + 1, 65536, 2):
+        body = cat.answer(cat.write(b"y" * size)).body
+        assert body == {"accepted": size, "state": "running"}
+
+
+def test_input_that_does_not_fit_waits_in_the_queue() -> None:
+    driven = Driven(program("write(b'up'); signal.pause()", "x"))
+    numbers = [driven.write(b"x" * ATOMIC) for _ in range(20)]
+    said = driven.messages()
+    assert [next(said).request for _ in range(16)] == numbers[:16]  # so many fit
+    state = driven.ask(Kind.STATS, {})
+    assert driven.answer(state).kind is Kind.REPLY
+    driven.close()
+
+
+def test_an_offset_is_looked_at_after_input_that_went_the_short_way(
+    cat: Driven,
+) -> None:
+    asked = cat.ask(Kind.WRITE, {"at": 0}, b"first\nsecond\n")
+    assert cat.answer(asked).body["accepted"] == 13
+    assert cat.output(7) == b"second\n"
+
+
+def test_a_poll_that_waits_is_answered(cat: Driven) -> None:
+    body = {"stdout": 6, "stderr": 0, "wait": 30.0, "mode": "output", "limit": 99}
+    asked = cat.ask(Kind.POLL, body)
+    cat.write(b"polled\n")
+    assert unpack(cat.answer(asked).payload or b"") == [["stdout", 0, b"polled\n"]]
+    cat.write(b"after\n")
+    assert cat.output(6) == b"after\n"
+
+
+def test_much_output_arrives_whole(cat: Driven) -> None:
+    data = os.urandom(40 * INLINE + 1)
+    for at in range(0, len(data), 2048):
+        cat.write(data[at : at + 2048])
+    assert cat.output(len(data)) == data
+
+
+def test_a_reader_gets_no_more_than_its_credit() -> None:
+    driven = Driven(program(WRITES_WHEN_TOLD, "x"))
+    body = {"after": None, "newest": False, "capture": False}
+    driven.ask(Kind.OPEN, {**body, "chunks": 3, "bytes": 1 << 20})
+    for number in range(5):  # each is in the log before the next
+        driven.answer(driven.write(b"x\n"))
+        asked = driven.ask(Kind.READ, READ | {"offset": number})
+        assert driven.answer(asked).body["eof"] is False
+    driven.ask(Kind.CREDIT, {"chunks": 3, "sequence": 3, "local": False})
+    said = driven.messages()
+    rest = next(message for message in said if message.kind is Kind.CHUNK)
+    assert (rest.body["offset"], rest.payload) == (3, b"..")
+    driven.close()
+
+
+def test_the_end_of_output_is_told_after_it(cat: Driven) -> None:
+    cat.write(b"last\n")
+    cat.ask(Kind.CLOSE_STDIN, {})
+    kinds: list[Kind] = []
+    for message in cat.messages():
+        if message.request == READER:
+            kinds.append(message.kind)
+        if kinds[-1:] == [Kind.CLOSED]:
+            break
+    assert kinds[0] is Kind.CHUNK
+    assert sorted(kinds[1:-1]) == [Kind.EOF, Kind.EXITED]  # as they come
+
+
+def test_a_command_for_another_session_is_refused(cat: Driven) -> None:
+    ids = CLIENT, 9, SESSION + 1, EPOCH
+    cat.leg.send(Message(Kind.WRITE, *ids, 0.0, {"at": None}, b"x"))
+    assert cat.answer(9).body["code"] == "session-not-found"
