@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from actors import rehearsal
+from actors.ambient import Surroundings
+from actors.settings import Settings
+from actors.spec import MARK_DIGITS, Spec
 from broker import opening
+from broker.wire import unpack
 
 pytestmark = pytest.mark.live
 
@@ -39,7 +44,7 @@ print(*ended)
 """
 
 
-def rehearsal(change: str = "") -> Sequence[str]:
+def rehearsed(change: str = "") -> Sequence[str]:
     """Rehearse in a process like a pool's; return what its sessions came to."""
     program = [sys.executable, "-I", "-S", "-c", FACTS % change]
     done = subprocess.run(
@@ -55,13 +60,23 @@ def rehearsal(change: str = "") -> Sequence[str]:
 
 
 def test_a_rehearsal_goes_through_whole_sessions_and_leaves_nothing() -> None:
-    assert rehearsal("rehearsal.ROUNDS = 2") == ["IDLE", "REPLY", "IDLE"] * 2
+    assert rehearsed("rehearsal.ROUNDS = 2") == ["IDLE", "REPLY", "IDLE"] * 2
 
 
 def test_a_rehearsal_does_without_a_program_that_is_missing() -> None:
-    assert rehearsal('rehearsal.LIVES = ("/no/such",)') == ["IDLE"]
+    assert rehearsed('rehearsal.LIVES = (b"/no/such",)') == ["IDLE"]
 
 
 def test_a_rehearsal_is_given_up_when_a_program_hangs() -> None:
-    hanging = 'rehearsal.ENDS, rehearsal.PATIENCE = ("/bin/sleep", "300"), 0.2'
-    assert rehearsal(hanging) == []
+    hanging = 'rehearsal.ENDS, rehearsal.PATIENCE = (b"/bin/sleep", b"300"), 0.2'
+    assert rehearsed(hanging) == []
+
+
+def test_a_rehearsal_is_given_the_terms_that_most_children_have() -> None:
+    surroundings = Surroundings()
+    ambient = surroundings.read()
+    surroundings.close()
+    usual = Spec(["x"]).launch(ambient, Settings(), "", "0" * MARK_DIGITS)
+    terms, _ = unpack(usual.to_wire())
+    rehearsed_terms, _ = unpack(rehearsal.launch((b"x",)))
+    assert rehearsed_terms == terms
