@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         Completed as Completed,
         Event as Event,
         Exited as Exited,
-        ExitStatus as ExitStatus,
         Gap as Gap,
         Info as Info,
         KillReceipt as KillReceipt,
@@ -31,13 +30,16 @@ if TYPE_CHECKING:
         Piece as Piece,
         PollResult as PollResult,
         Snapshot as Snapshot,
-        Stats as Stats,
         StreamAbandoned as StreamAbandoned,
         StreamEof as StreamEof,
         StreamError as StreamError,
+        WriteResult as WriteResult,
+    )
+    from actors.facts import (
+        ExitStatus as ExitStatus,
+        Stats as Stats,
         Survivor as Survivor,
         Usage as Usage,
-        WriteResult as WriteResult,
     )
     from actors.many import Results as Results
     from actors.scope import Scope as Scope
@@ -92,10 +94,11 @@ _HOMES = {
     "actors.child": "Child",
     "actors.engine": "Engine",
     "actors.events": (
-        "Change Chunk Closed Completed Event Exited ExitStatus Gap Info KillReceipt "
-        "Lifecycle Match Piece PollResult Snapshot Stats StreamAbandoned StreamEof "
-        "StreamError Survivor Usage WriteResult"
+        "Change Chunk Closed Completed Event Exited Gap Info KillReceipt Lifecycle "
+        "Match Piece PollResult Snapshot StreamAbandoned StreamEof StreamError "
+        "WriteResult"
     ),
+    "actors.facts": "ExitStatus Stats Survivor Usage",
     "actors.many": "Results",
     "actors.scope": "Scope",
     "actors.screen": "Screen",

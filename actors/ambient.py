@@ -3,13 +3,10 @@
 import os
 import resource
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
+from actors.settings import RLIMITS
 from actors.spec import Ambient
-
-_RLIMITS: Final = tuple(
-    sorted({getattr(resource, n) for n in dir(resource) if n.startswith("RLIMIT_")})
-)
 
 
 class Surroundings:
@@ -38,16 +35,14 @@ class Surroundings:
 
         It is the same value as long as nothing has changed (18 us instead of 25).
         """
-        limits = [*map(resource.getrlimit, _RLIMITS)]
+        limits = [*map(resource.getrlimit, RLIMITS)]
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         score = int(os.pread(self._score, 16, 0))
         facts = (_cwd(), self._umask(), limits, nice, score)
         env = _environment()
         if self._known is None or facts != self._facts or env != self._known.env:
             cwd, umask, *_ = self._facts = facts
-            rlimits = tuple(
-                (n, *pair) for n, pair in zip(_RLIMITS, limits, strict=True)
-            )
+            rlimits = tuple((n, *pair) for n, pair in zip(RLIMITS, limits, strict=True))
             self._known = Ambient(cwd, dict(env), umask, rlimits, nice, score)
         return self._known
 

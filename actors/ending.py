@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
 
-from actors.events import Survivor, Usage
+from actors.facts import Survivor, Usage
 from actors.usage import oom_killed_since, oom_kills
 from broker import cgroup, tree
 

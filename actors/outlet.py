@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from actors.buffer import Cursor, Hole, Log, Placed
 from actors.clock import Clock
-from actors.events import ExitStatus
+from actors.facts import ExitStatus
 from actors.launch import Launch
 from broker import errors
 from broker.wire import Kind, Payload, pack

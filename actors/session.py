@@ -19,7 +19,7 @@ from actors.budget import NOTHING, Budget, Over
 from actors.buffer import Log
 from actors.drain import Drain
 from actors.ending import Ending, exit_facts, leftovers
-from actors.events import ExitStatus, Stats
+from actors.facts import ExitStatus, Stats
 from actors.holds import Hold
 from actors.launch import Launch
 from actors.outlet import INLINE, Ask, Outlet, Progress, Reader

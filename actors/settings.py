@@ -3,7 +3,7 @@
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 from actors import checks
 from actors.checks import Check, Native
@@ -134,6 +134,10 @@ class Watch:
         checks.check_all(self._CHECKS, self, "watch.")
 
 
+RLIMITS: Final = tuple(
+    sorted({getattr(resource, n) for n in dir(resource) if n.startswith("RLIMIT_")})
+)
+"""The numbers of all limits that the system knows: a child inherits each."""
 # Names of ours, numbers of this machine's kernel.
 _RLIMITS: Mapping[str, int] = {
     "nofile": resource.RLIMIT_NOFILE,

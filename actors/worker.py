@@ -68,12 +68,12 @@ class Worker:
         self.express: Express | None = None
         self._leg_fd = leg.fileno()
         self._stale = True
-        self.wake, wake_write = os.pipe()
-        for fd in (self.wake, wake_write):
+        self.wake, self.wake_write = os.pipe()
+        for fd in (self.wake, self.wake_write):
             os.set_blocking(fd, False)
         # SIGCHLD has the pool's handler. Setting it again would cost each worker
         # 100 KiB: the enum code that it runs lies on pages that are shared until then.
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
 
     # -- the leg, as the session sees it ----------------------------------------
 
@@ -105,13 +105,18 @@ class Worker:
     def run(self) -> NoReturn:
         """Serve until a lifeline breaks, then end the tree and this process."""
         try:
-            self._settle()
+            self.settle()
             while True:
-                self._turn()
+                self.turn()
         except LegClosed:
             self._end()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Wait for something to happen, and follow up on all that has.
+
+        Raises:
+            LegClosed: a lifeline broke.
+        """
         ready = self.poller.poll(self._timeout())
         self._stale = self._stale or not ready
         for fd, _ in ready:
@@ -121,7 +126,7 @@ class Worker:
                 self._stale = True
                 self._on_ready(fd)
         if self._stale or self.leg.queued:
-            self._settle()
+            self.settle()
 
     def _on_ready(self, fd: int) -> None:
         if fd == self.wake:
@@ -132,7 +137,7 @@ class Worker:
         elif self.session is not None:
             self.session.ready(fd, time.monotonic())
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Follow up on a turn in which more happened than what goes the short way."""
         self._on_time()
         self._release()
@@ -277,6 +282,15 @@ class Worker:
         for pid, status, usage in found:
             session.on_reaped(pid, status, usage, now)
         session.on_reaped_all(now, empty=empty)
+
+    def close(self) -> None:
+        """Let go of everything; for one whose process goes on."""
+        signal.set_wakeup_fd(-1)
+        if self.session is not None:
+            self.session.finish()
+        self.leg.close()
+        for fd in (self.control, self.wake, self.wake_write):
+            os.close(fd)
 
     def _end(self) -> NoReturn:
         if self.session is not None:

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple, Self
 from broker import cgroup, lease
 from broker.errors import EngineError, InvalidRequest
 
-WORKER: Final = "actors.worker:main"
+WORKER: Final = "actors.rehearsal:rehearsed"
+"""Called in the pool, returns what a worker runs."""
 
 BOOT: Final = """\
 import sys

@@ -38,6 +38,10 @@ END_TIMEOUT: Final = 6.0
 """Seconds that workers get to end their trees: more than they give themselves."""
 PROOF_TIMEOUT: Final = 5.0
 """Seconds after which a lost worker is reported although orphans of it survive."""
+NEIGHBOURS: Final = 8
+"""Objects in a row that show that there are no more gaps of their size."""
+EMPTY: Final = sys.getsizeof(b"")
+"""Bytes of an object beside its content."""
 SURVIVORS_PAUSE: Final = 1000
 """Milliseconds between walks for orphans that did not go in that time."""
 SWEEP_PAUSE: Final = 1
@@ -288,6 +292,23 @@ def leave_terminal() -> None:
     os.close(null)
 
 
+def fill_holes() -> list[bytes]:
+    """Return objects in the gaps between others; keep them.
+
+    What a worker makes would land in these gaps, each on a page that is shared until
+    then: 120 KiB a worker. Once new objects follow each other in memory, they are on
+    fresh pages. A size for each of pymalloc's classes.
+    """
+    fillers = []
+    for size in range(48, 513, 16):
+        neighbours = at = 0
+        while neighbours < NEIGHBOURS:
+            fillers.append(bytes(size - EMPTY))
+            neighbours = neighbours + 1 if id(fillers[-1]) == at + size else 0
+            at = id(fillers[-1])
+    return fillers
+
+
 def main(leg: int, lifeline: int, page: int, target: str, home: str) -> NoReturn:
     """Be the pool on these inherited descriptors.
 
@@ -295,7 +316,7 @@ def main(leg: int, lifeline: int, page: int, target: str, home: str) -> NoReturn
         leg: to the broker.
         lifeline: to the supervisor.
         page: the lease page.
-        target: the worker, as `module:function`.
+        target: `module:function`; called once, it returns what a worker runs.
         home: path of the cgroup above those of the workers; empty for none.
     """
     for fd in (leg, lifeline, page):
@@ -304,9 +325,10 @@ def main(leg: int, lifeline: int, page: int, target: str, home: str) -> NoReturn
     reset_signals()
     tree.become_subreaper()
     module, name = target.split(":")
-    function: Main = getattr(importlib.import_module(module), name)
+    function: Main = getattr(importlib.import_module(module), name)()
     stamp = lease.Page(page)
     gc.collect()
+    _fillers = fill_holes()
     gc.freeze()  # a collection in a worker would otherwise touch, so copy, every page
     Pool(Leg(_socket.socket(fileno=leg)), lifeline, stamp, function, home).run()
     os._exit(0)

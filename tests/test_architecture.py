@@ -77,7 +77,7 @@ def roots() -> list[str]:
     return opening.import_roots()
 
 
-@pytest.mark.parametrize("module", ["actors.worker", "broker.pool"])
+@pytest.mark.parametrize("module", ["actors.rehearsal", "actors.worker", "broker.pool"])
 def test_a_worker_and_its_pool_are_lean(module: str) -> None:
     loaded = loaded_by(f"import {module}; print(*sys.modules)")
     assert module in loaded
@@ -92,8 +92,10 @@ def test_the_heavy_modules_can_be_found_where_a_worker_imports_from() -> None:
 
 def test_the_worker_that_the_supervisor_names_exists() -> None:
     module, name = opening.WORKER.split(":")
-    main = getattr(import_module(module), name)
-    assert list(inspect.signature(main).parameters) == ["leg", "control", "home"]
+    rehearsal = import_module(module)
+    assert callable(getattr(rehearsal, name))
+    parameters = inspect.signature(rehearsal.main).parameters
+    assert list(parameters) == ["leg", "control", "home"]
     assert callable(pool.main)
 
 
