@@ -38,7 +38,9 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def ratio(value: float) -> str:
     """Return a ratio as text; "-" if there is nothing to compare."""
-    return f"{value:.2f}x" if math.isfinite(value) else "-"
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:.2f}x" if value >= 0.1 else f"{value:.2g}x"
 
 
 def stages(profiles: Mapping[str, Mapping[str, Histogram]]) -> str:

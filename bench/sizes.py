@@ -53,18 +53,18 @@ class Sizes:
 
 
 QUICK: Final = Sizes(
-    serial=80,
-    batch=320,
+    serial=60,
+    batch=256,
     trips=400,
     trips_each=15,
-    stream=128,
+    stream=96,
     small_writes=32,
     bursts=10,
     sessions=100,
     levels=(10, 100),
     level_times=50,
-    drops=4,
-    starts=3,
+    drops=3,
+    starts=2,
     idle=20,
     idle_seconds=1.0,
 )
