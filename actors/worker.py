@@ -122,11 +122,17 @@ class Worker:
         for fd, _ in ready:
             if fd == self._leg_fd:
                 self._on_leg()
-            elif self.express is None or not self.express.output(fd):
+            elif self._stale or not self._express_output(fd):
                 self._stale = True
                 self._on_ready(fd)
         if self._stale or self.leg.queued:
             self.settle()
+
+    def _express_output(self, fd: int) -> bool:
+        return self.express is not None and self.express.output(fd)
+
+    def _express_input(self, frame: memoryview) -> bool:
+        return self.express is not None and self.express.input(frame)
 
     def _on_ready(self, fd: int) -> None:
         if fd == self.wake:
@@ -187,9 +193,9 @@ class Worker:
 
     def _on_leg(self) -> None:
         for frame, fds in self.leg.frames():
-            if self.express is not None and not fds and self.express.input(frame):
+            if not self._stale and not fds and self._express_input(frame):
                 continue
-            self._stale = True
+            self._stale = True  # what may go the short way is not known any more
             self._command(message_in(frame), fds)
             for fd in fds:
                 os.close(fd)

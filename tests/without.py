@@ -17,6 +17,7 @@ TESTS = (
     "test_arena.py",
     "test_cases_owner.py",
     "test_crash.py",
+    "test_express.py",
     "test_model.py",
     "test_owner_drop.py",
     "test_session.py",
@@ -64,6 +65,13 @@ FAST_PATHS = (
         "actors/drain.py",
         "self._pipes.widen(stream)",
         "pass",
+        "",
+    ),
+    Mutation(
+        "a line goes the short way through a worker",
+        "actors/worker.py",
+        "self.express = Express(session, self.send_now)",
+        "self.express = None",
         "",
     ),
     Mutation(

@@ -3,11 +3,13 @@
 import _socket
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +19,10 @@ from actors.express import ATOMIC
 from actors.outlet import INLINE
 from actors.settings import Settings
 from actors.spec import Spec
+from broker import tree
 from broker.pipe import Leg
 from broker.wire import Kind, Message, unpack
-from tests.helpers import NOT_BLOCKED
+from tests.helpers import NOT_BLOCKED, eventually
 from tests.live.children import program
 
 pytestmark = pytest.mark.live
@@ -60,7 +63,9 @@ class Driven:
             launch = spec.launch(surroundings.read(), Settings(), "", "0" * 32)
         terms = {"reader": None, "release": False, **WINDOW}
         self.ask(Kind.START, terms, launch.to_wire())
-        assert self.answer(self.last).kind is Kind.REPLY
+        started = self.answer(self.last)
+        assert started.kind is Kind.REPLY
+        self.pid = started.body["pid"]
 
     def ask(self, kind: Kind, body: Any, payload: bytes | None = None) -> int:
         """Send a command; return its number."""
@@ -101,6 +106,14 @@ class Driven:
                 if len(data) >= size:
                     break
         return data
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Let the worker stand still meanwhile: what is sent waits for one turn."""
+        tree.signal_child(self.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+        yield
+        tree.signal_child(self.process.pid, signal.SIGCONT)
 
     def close(self) -> None:
         """End the child and the worker."""
@@ -206,3 +219,37 @@ def test_a_command_for_another_session_is_refused(cat: Driven) -> None:
     ids = CLIENT, 9, SESSION + 1, EPOCH
     cat.leg.send(Message(Kind.WRITE, *ids, 0.0, {"at": None}, b"x"))
     assert cat.answer(9).body["code"] == "session-not-found"
+
+
+TOLD_BY_A_SIGNAL = """
+def tell(*_):
+    write(b"told")
+    open(sys.argv[-1], "w").close()
+signal.signal(signal.SIGUSR1, tell)
+write(b"up")
+while data := os.read(0, 99):
+    write(data)
+"""
+
+
+def test_a_command_that_comes_with_output_gets_it(tmp_path: Path) -> None:
+    """Both wait for the worker, whose turn begins with the command."""
+    written = tmp_path / "written"
+    driven = Driven([*program(TOLD_BY_A_SIGNAL, "x"), str(written)])
+    driven.ask(Kind.OPEN, {"after": None, "newest": False, "capture": False, **WINDOW})
+    assert driven.output(2) == b"up"
+    driven.write(b"short way")
+    assert driven.output(9) == b"short way"
+    with driven.stopped():
+        tree.signal_child(driven.pid, signal.SIGUSR1)
+        eventually(written.exists)
+        asked = driven.ask(Kind.READ, READ | {"offset": 11})
+    assert driven.answer(asked).payload == b"told"
+    driven.close()
+
+
+def test_input_behind_the_end_of_input_is_refused(cat: Driven) -> None:
+    with cat.stopped():
+        cat.ask(Kind.CLOSE_STDIN, {})
+        asked = cat.write(b"late")
+    assert cat.answer(asked).body["code"] == "stdin-unavailable"
