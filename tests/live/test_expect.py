@@ -108,6 +108,7 @@ async def test_s56_a_cancelled_expect_is_not_looked_for_any_more() -> None:
         hopeless = asyncio.ensure_future(child.expect("(0|00)*1$", timeout=None))
         await arrived(child)
         hopeless.cancel()
+        await asyncio.wait([hopeless])  # until then it is not taken back
         await child.write("0" * 60 + "\n")
         await child.expect("0{60}", timeout=NOT_BLOCKED)
 
