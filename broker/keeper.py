@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 TOMBSTONES: Final = 8192
 """Spawn tokens remembered after their session: bounds memory, oldest go first."""
 IDLE_WORKERS: Final = 64
-"""Idle workers kept for re-use; more are retired (about 0.9 MiB each)."""
+"""Idle workers kept for re-use; more are retired (0.6 to 2 MiB each)."""
+MOST_AHEAD: Final = 16
+"""Idle workers kept ready, unless it is to be more, while these are ever too few."""
 HUNG_MARGIN: Final = 1.0
 """Seconds that a worker may be late with the answer to a KILL."""
 DROP_TIMEOUT: Final = 5.0
@@ -62,6 +64,7 @@ class Keeper:
         warm: idle workers kept ready.
 
     Attributes:
+        ahead: idle workers kept ready now: more than `warm` after these were too few.
         peers: client number → connection, of those that are there.
         sessions: number → session, until it is forgotten.
         slots: worker → its session, None while it is idle.
@@ -78,6 +81,7 @@ class Keeper:
     def __init__(self, epoch: int, warm: int) -> None:
         self.epoch = epoch
         self.warm = warm
+        self.ahead = warm
         self.peers: dict[int, bytes] = {}
         self.sessions: dict[int, Session] = {}
         self.slots: dict[int, int | None] = {}
@@ -397,6 +401,8 @@ class Keeper:
             self._answer_pending(session, errors.SessionNotFound())
             self._forget(session)
         self.slots[worker] = None
+        if len(self.idle) >= self.ahead:
+            self.ahead = self.warm  # the demand is over
         if len(self.idle) < max(self.warm, IDLE_WORKERS):
             self.idle.append(worker)
         else:
@@ -444,7 +450,10 @@ class Keeper:
 
         The last one used has its pages warm, and the first ones can be retired.
         """
-        return self.idle.pop() if self.idle else self._fork()
+        if not self.idle:
+            self.ahead = min(2 * self.ahead, max(MOST_AHEAD, self.warm))
+            return self._fork()
+        return self.idle.pop()
 
     def _fork(self) -> int:
         self._last_worker += 1
@@ -453,8 +462,10 @@ class Keeper:
         return self._last_worker
 
     def _refill(self) -> None:
-        while len(self.idle) < self.warm:
-            self.idle.append(self._fork())
+        """Fork what is missing once half is: workers forked in one go are smaller."""
+        if 2 * len(self.idle) <= self.ahead:
+            while len(self.idle) < self.ahead:
+                self.idle.append(self._fork())
 
 
 def _for_owner(session: Session, answer: Message) -> Message:

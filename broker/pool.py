@@ -32,8 +32,6 @@ from broker.opening import reset_signals
 from broker.pipe import Leg, LegClosed
 from broker.wire import Kind, Message
 
-BURST: Final = 32
-"""Workers forked before anything else gets its turn: they take 20 ms."""
 END_TIMEOUT: Final = 6.0
 """Seconds that workers get to end their trees: more than they give themselves."""
 PROOF_TIMEOUT: Final = 5.0
@@ -113,34 +111,24 @@ class Pool:
 
     def _requests(self) -> bool:
         """Carry out what the broker asks; False once the broker is gone."""
-        forks: list[tuple[int, int]] = []
         try:
-            # One read gives one message with descriptors, however many wait.
-            while len(forks) < BURST and self._read(forks):
-                pass
+            for message, fds in self.leg.receive():
+                if message.kind is Kind.FORK:
+                    self._fork_all(message.body["workers"], fds)
+                elif message.kind is Kind.CONDEMN:
+                    self._condemn(message.body["worker"])
         except LegClosed:
             self.broker_gone = True
-        self._fork_all(forks)
         return not self.broker_gone
 
-    def _read(self, forks: list[tuple[int, int]]) -> bool:
-        """Read once from the broker, add to `forks`; return whether anything came."""
-        came = False
-        for message, fds in self.leg.receive():
-            came = True
-            if message.kind is Kind.FORK:
-                forks.append((message.body["worker"], fds[0]))
-            elif message.kind is Kind.CONDEMN:
-                self._condemn(message.body["worker"])
-        return came
-
-    def _fork_all(self, asked: list[tuple[int, int]]) -> None:
+    def _fork_all(self, workers: list[int], legs: tuple[int, ...]) -> None:
         """Fork a worker for each number and leg, one right after the other.
 
         What this process writes to between two forks is the first one's alone from
-        then on: 240 KiB with a message read in between, 60 without.
+        then on: an idle worker has 0.57 MiB of its own, and 0.92 where a message is
+        read before the next fork, which then takes 0.9 ms instead of 0.45.
         """
-        for worker, leg in asked:
+        for worker, leg in zip(workers, legs, strict=True):
             ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
             try:
                 pid = os.fork()

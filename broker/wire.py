@@ -384,7 +384,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
         }
     ),
     Kind.IDLE: Shape({"stamps": _list_of(_optional(_seconds()), 4)}),
-    Kind.FORK: Shape({"worker": _whole(1)}),
+    Kind.FORK: Shape({"workers": _list_of(_whole(1), MAX_FDS)}),
     Kind.GONE: Shape({"worker": _whole(1), "errno": _whole(), "proven": _flag}),
     Kind.POOL: Shape({}),
     Kind.POOL_GONE: Shape({"proven": _flag}),

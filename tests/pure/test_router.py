@@ -374,6 +374,43 @@ def test_a_spawn_takes_the_worker_that_was_used_last() -> None:
     assert world.router.idle == [1, 3]
 
 
+def forks_of(world: World, token: str) -> int:
+    """How many workers are forked at a spawn."""
+    actions = world.ask(A, Kind.SPAWN, body=SPAWN | {"token": token})
+    return sum(isinstance(action, Fork) for action in actions)
+
+
+def test_workers_are_forked_ahead_once_half_of_them_are_taken() -> None:
+    world = World(warm=4)
+    assert len(world.happen(PoolReady())) == 4
+    world.hello(A)
+    assert [forks_of(world, token) for token in "abcd"] == [0, 2, 0, 2]
+
+
+def test_more_are_forked_ahead_while_there_are_ever_too_few() -> None:
+    world = World(warm=4)
+    world.happen(PoolReady())
+    world.hello(A)
+    forks = []
+    for token in "abcd":
+        world.router.idle.clear()  # as if many had come at once
+        forks.append(forks_of(world, token))
+    assert forks == [1 + 8, 1 + 16, 1 + 16, 1 + 16]
+
+
+def test_once_they_are_idle_again_no_more_are_forked_ahead_than_before() -> None:
+    world = World(warm=1)
+    world.happen(PoolReady())
+    world.hello(A)
+    started = [world.started(token=token) for token in "abcd"]
+    world.router.idle.clear()
+    started.append(world.started(token="e"))
+    assert world.router.ahead == 2
+    for session, worker in started:
+        world.idle(worker, session)
+    assert world.router.ahead == 1
+
+
 def test_a_start_that_succeeds_runs(world: World) -> None:
     session, worker, start = world.spawn()
     asked = world.last_request

@@ -109,6 +109,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "values": shallow,
     "wait": seconds,
     "worker": positive,
+    "workers": st.lists(positive, max_size=5),
     "device": whole,
     "fd": whole,
     "inode": whole,
