@@ -162,7 +162,9 @@ class Server:
             # Also without a wake-up: zmq's descriptor is edge-triggered, and a send may
             # have swallowed the edge that announces the next message.
             self.take_from_clients()
-            for fd, events in self.epoll.poll(self._on_time()):
+            wait = self._on_time()
+            self._send_forks()
+            for fd, events in self.epoll.poll(wait):
                 handler = self.handlers.get(fd)
                 if handler is not None:
                     handler(events)
