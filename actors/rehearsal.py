@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn
 from actors.launch import Launch
 from actors.settings import RLIMITS, Limits, Settings
 from actors.worker import Worker, end_tree, main
+from broker import tree
 from broker.cgroup import Cgroup
 from broker.errors import EngineError
 from broker.pipe import Leg
@@ -44,6 +45,7 @@ class Stage:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         control, self.lifeline = os.pipe()
         self.peer = Leg(ours)
+        tree.become_subreaper()  # as each worker does; its pool is one already
         self.worker = Worker(Leg(theirs), control, None)
         self.worker.settle()
 

@@ -170,8 +170,10 @@ class Pool:
     def _enter_cgroup(self, worker: int) -> cgroup.Cgroup | None:
         """Move this fresh worker into a cgroup of its own, where there can be one."""
         if self.home:
-            with suppress(OSError):  # the walks of /proc do without
+            try:
                 return cgroup.Cgroup.enter_new(self.home, f"w{worker}")
+            except OSError:  # the walks of /proc do without it
+                return None  # not `suppress`: it lies on 6 shared pages more
         return None
 
     def _leave_cgroup(self, worker: int) -> None:

@@ -728,7 +728,7 @@ def test_what_members_made_below_a_cgroup_is_counted_and_removed(start: Start) -
     try:
         inner = os.path.join(job.path, "inner")
         os.mkdir(inner)
-        cgroup._write(os.path.join(inner, "cgroup.procs"), str(child.pid))
+        cgroup._write(os.path.join(inner, "cgroup.procs"), b"%d" % child.pid)
         assert job.pids() == [child.pid]
         with pytest.raises(OSError, match="busy"):
             job.remove()
