@@ -41,10 +41,9 @@ async def test_s18_readers_of_every_kind_take_nothing_from_each_other(
 ) -> None:
     count = 20_000
     whole = numbers(count)
+    kept = OutputPolicy("block", 131072)  # all: whoever is last misses nothing either
     async with opened() as engine:
-        child = await engine.spawn(
-            program(NUMBERS, tag(), str(count)), retention=OutputPolicy("block", 65536)
-        )
+        child = await engine.spawn(program(NUMBERS, tag(), str(count)), retention=kept)
         reader = child.reader()
 
         async def read() -> bytes:
