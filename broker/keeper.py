@@ -22,6 +22,7 @@ Theory of operation
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from broker import errors
@@ -246,8 +247,7 @@ class Keeper:
             return  # a worker speaks for its own session only
         session = self.sessions.get(message.session)
         if message.kind is Kind.IDLE:
-            self._note_stages(session, *message.body["stamps"])
-            self._worker_idle(worker, session)
+            self._worker_idle(worker, session, message.body["stamps"])
         elif session is not None and message.kind is Kind.NOTICE:
             over = errors.EngineError(f"over its limit: {message.body['limit']}")
             self._announce(session, "warning", over)
@@ -259,14 +259,12 @@ class Keeper:
 
     def _note_stages(
         self,
-        session: Session | None,
+        session: Session,
         started: float | None,
         execed: float | None,
         spoke: float | None,
         ended: float | None,
     ) -> None:
-        if session is None:
-            return
         self.latency.note("leased", session.told, started)
         self.latency.note("spawned", started, execed)
         self.latency.note("first_byte", execed, spoke)
@@ -395,8 +393,11 @@ class Keeper:
 
     # -- workers --------------------------------------------------------------------
 
-    def _worker_idle(self, worker: int, session: Session | None) -> None:
+    def _worker_idle(
+        self, worker: int, session: Session | None, stamps: Sequence[float | None] = ()
+    ) -> None:
         if session is not None:
+            self._note_stages(session, *stamps)
             self._announce(session, "closed")
             self._answer_pending(session, errors.SessionNotFound())
             self._forget(session)

@@ -223,3 +223,12 @@ class Writing(RuleBasedStateMachine):
 
 
 TestWriting = Writing.TestCase
+
+
+def test_what_went_in_beside_the_queue_counts_for_the_offsets() -> None:
+    inbox = Inbox(4)
+    inbox.passed(3)
+    assert inbox.put("a", b"abc", 0) == 3
+    assert inbox.fresh(b"abcd", 0) == b"d"
+    with pytest.raises(InvalidRequest, match="beyond the 3 bytes"):
+        inbox.fresh(b"e", 4)

@@ -1232,3 +1232,19 @@ def is_end(said: Said) -> bool:
 
 TestReading = Reading.TestCase
 TestReading.settings = settings(stateful_step_count=40)
+
+
+def test_the_only_reader_is_alone_and_has_got_everything() -> None:
+    child = Child()
+    assert child.outlet.only_reader() is None
+    child.open(ONE)
+    child.write(b"x")
+    assert child.outlet.only_reader() is None
+    child.serve()
+    assert child.outlet.only_reader() is child.outlet.readers[ONE]
+    child.open(TWO)
+    child.serve()
+    assert child.outlet.only_reader() is None
+    child.outlet.stop(TWO)
+    child.poll(TWO)
+    assert child.outlet.only_reader() is None

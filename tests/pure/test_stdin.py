@@ -194,3 +194,20 @@ def test_an_interrupt_leaves_input_that_has_an_end() -> None:
     assert (world.pipe.got, world.pipe.stdin) == (b"\x04", None)
     world.stdin.interrupt()
     assert world.pipe.stdin is None
+
+
+def test_input_may_be_written_beside_an_empty_queue_alone() -> None:
+    world = World()
+    assert world.stdin.direct == 5
+    world.stdin.passed(3)
+    world.stdin.write(ONE, b"abc", 0, 0.0)
+    assert world.told == [(ONE, 3, RUNNING)]
+    assert world.pipe.got == b""  # it was there already
+    world.pipe.room = 0
+    world.stdin.write(TWO, b"def", None, 0.0)
+    assert world.stdin.direct is None
+
+
+def test_no_input_may_be_written_beside_the_last_or_into_a_terminal() -> None:
+    assert World(replace(LAUNCH, tty=TtySize())).stdin.direct is None
+    assert World(replace(LAUNCH, stdin=b"all of it")).stdin.direct is None
