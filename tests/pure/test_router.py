@@ -411,6 +411,16 @@ def test_once_they_are_idle_again_no_more_are_forked_ahead_than_before() -> None
     assert world.router.ahead == 1
 
 
+def test_as_many_are_forked_ahead_until_so_many_are_idle() -> None:
+    world = World(warm=4)
+    world.hello(A)
+    session, worker = world.started(A)
+    world.router.idle.clear()
+    assert world.router.ahead == 8
+    world.idle(worker, session)
+    assert world.router.ahead == 8
+
+
 def test_a_start_that_succeeds_runs(world: World) -> None:
     session, worker, start = world.spawn()
     asked = world.last_request
