@@ -40,20 +40,20 @@ class Costs:
         engine_files: those that it has without one.
     """
 
-    broker_session: float = 60e-6
-    broker_message: float = 8e-6
+    broker_session: float = 300e-6
+    broker_message: float = 87e-6
     broker_byte: float = 0.15 / GIB
-    session: float = 850e-6
-    message: float = 40e-6
-    byte: float = 0.6 / GIB
-    idle: float = 10e-6
-    engine_memory: float = 40 * 2.0**20
-    session_memory: float = 1.2 * 2**20
-    child_memory: float = 0.4 * 2**20
+    session: float = 2350e-6
+    message: float = 210e-6
+    byte: float = 0.76 / GIB
+    idle: float = 12e-6
+    engine_memory: float = 62 * 2.0**20
+    session_memory: float = 1.93 * 2**20
+    child_memory: float = 0.11 * 2**20
     session_pids: float = 2.0
-    engine_pids: float = 8.0
-    session_files: float = 2.0
-    engine_files: float = 64.0
+    engine_pids: float = 13.0
+    session_files: float = 1.0
+    engine_files: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,8 @@ def test_a_process_of_few_files_ends_the_broker_with_them() -> None:
 
 
 def test_terminals_end_first_where_every_session_has_one() -> None:
-    assert ends_first(MACHINE, replace(IDLE, terminals=1.0)) == "ptys"
+    roomy = replace(MACHINE, memory=2.0**36)
+    assert ends_first(roomy, replace(IDLE, terminals=1.0)) == "ptys"
 
 
 def test_short_lives_end_with_the_cores_and_with_many_cores_at_the_broker() -> None:
