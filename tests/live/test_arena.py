@@ -111,8 +111,10 @@ async def test_a_reader_that_stands_still_gets_its_window_and_costs_no_more(
 ) -> None:
     window = 4 * MIB
     async with actors.Engine() as engine:
-        child = await engine.spawn(counts(body=LASTS), stdin="pipe")
+        told = "os.read(0, 1)\n" + LASTS  # or the reader would miss what came before it
+        child = await engine.spawn(counts(body=told), stdin="pipe")
         events = child.events(window=window)
+        await child.write(b"!")
         first = await anext(events)
         while (await child.stats()).stdout.produced < SIZE:
             pass
