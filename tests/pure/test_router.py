@@ -421,6 +421,14 @@ def test_as_many_are_forked_ahead_until_so_many_are_idle() -> None:
     assert world.router.ahead == 8
 
 
+def test_the_next_deadline_stays_until_something_happens(world: World) -> None:
+    world.spawn()
+    due = world.router.next_deadline()
+    assert due == world.router.next_deadline() == world.now + START_TIMEOUT
+    world.hello(b"another")
+    assert world.router.next_deadline() == due
+
+
 def test_a_start_that_succeeds_runs(world: World) -> None:
     session, worker, start = world.spawn()
     asked = world.last_request
