@@ -42,7 +42,7 @@ class Writing:
             return await self._write_piece(data, at)
 
     async def _write_piece(self, data: bytes, at: int | None) -> WriteResult:
-        """Write what one message carries: two turns of the loop less than `_write`."""
+        """Write what one message carries: 3 callbacks of the loop, by `_write` 7."""
         link, request = self._link, self._link.number()
         try:
             reply = await link.ask(

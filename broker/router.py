@@ -246,7 +246,7 @@ class Router(Keeper):
         """Return the worker that a client's frame can be passed on to unread.
 
         None: there is more to it than that, so `handle` has to take it. What comes
-        most, input and credit, takes 2 us this way, and 30 by `handle`.
+        most, input and credit, takes 1.7 us this way, and 5 to 6 by `handle`.
         """
         client, session = self.clients.get(peer), self.sessions.get(head.session)
         if (

@@ -14,7 +14,8 @@ payload is raw bytes (output, input, or a packed document such as a spawn spec):
 broker forwards it without reading it. `PROTOCOL.md` tells the same for people.
 
 With the ids at fixed places the broker can pass on what it has no interest in by a
-look at the header alone (`Head`): 0.4 us, where to decode a message takes 3 to 8.
+look at the header alone (`Head`): output in 0.7 us and input in 1.7, where to decode,
+route and encode them takes 4 to 6.
 
 This module is pure, and the only one that knows msgpack.
 """
@@ -30,6 +31,7 @@ from broker.errors import ProtocolError
 
 __all__ = [
     "BULK",
+    "HEADER_SIZE",
     "LIFECYCLE",
     "MAX_CONTROL",
     "MAX_FDS",
@@ -478,6 +480,8 @@ class Head(NamedTuple):
 
 
 _HEADER: Final = struct.Struct("<BBHIQQQd")
+HEADER_SIZE: Final = _HEADER.size
+"""Bytes before the body."""
 _PAYLOAD: Final = 0x8000
 
 
