@@ -417,10 +417,15 @@ async def test_s25_a_capture_runs_beside_everything_else(
 ) -> None:
     async with opened() as engine:
         child = await engine.spawn(
-            program(BURST, tag(), str(2 * MIB)), retention=OutputPolicy(kind, size)
+            program("sys.stdin.readline()" + BURST, tag(), str(2 * MIB)),
+            stdin="pipe",
+            retention=OutputPolicy(kind, size),
         )
-        done, events, status = await asyncio.gather(
-            child.output(), collected(child.events()), child.wait()
+        done, events, status, _ = await asyncio.gather(
+            child.output(),
+            collected(child.events()),
+            child.wait(),
+            child.write(b"go\n"),  # the readers are there before the output
         )
         assert done.stdout == burst(2 * MIB)
         assert done.status == status
