@@ -222,8 +222,7 @@ class Child:
         """
         self._check()
         checks.optional(checks.whole(0))("limit", limit)
-        await self._end_input()
-        return await self._capture(limit)
+        return await self._exchange(b"", limit)
 
     async def communicate(self, input: Data | None = None) -> tuple[bytes, bytes]:
         """Write `input`, close stdin, and return (stdout, stderr), as in asyncio.
@@ -234,22 +233,25 @@ class Child:
         """
         self._check()
         data = as_bytes("input", b"" if input is None else input)
-        feeding = asyncio.ensure_future(self.feed(data))
-        try:
-            done = await self._capture(None, feeding)
-        finally:
-            feeding.cancel()
+        done = await self._exchange(data, None)
         return done.stdout, done.stderr
 
+    async def _exchange(self, data: bytes, limit: int | None) -> Completed:
+        """Capture, and write meanwhile: the answer to its end is caught, too."""
+        feeding = asyncio.ensure_future(self.feed(data))
+        try:
+            return await self._capture(limit, feeding)
+        finally:
+            feeding.cancel()
+
     async def _capture(
-        self, limit: int | None, feeding: "asyncio.Future[None] | None" = None
+        self, limit: int | None, feeding: "asyncio.Future[None]"
     ) -> Completed:
         request, settings = self._link.number(), self._connection.settings
         size = min(settings.window_bytes, self._record.kept)
         chunks = settings.window_chunks
         capture = Capture(self._link, request, chunks, size, limit)
-        if feeding is not None:
-            feeding.add_done_callback(capture.fed)
+        feeding.add_done_callback(capture.fed)
         body = {
             "after": None,
             "newest": False,

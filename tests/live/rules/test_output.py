@@ -417,19 +417,38 @@ async def test_s25_a_capture_runs_beside_everything_else(
 ) -> None:
     async with opened() as engine:
         child = await engine.spawn(
-            program("sys.stdin.readline()" + BURST, tag(), str(2 * MIB)),
+            program("sys.stdin.read()" + BURST, tag(), str(2 * MIB)),
             stdin="pipe",
             retention=OutputPolicy(kind, size),
         )
-        done, events, status, _ = await asyncio.gather(
-            child.output(),
+        events, done, status = await asyncio.gather(
             collected(child.events()),
+            child.output(),  # closes stdin, with which the output begins
             child.wait(),
-            child.write(b"go\n"),  # the readers are there before the output
         )
         assert done.stdout == burst(2 * MIB)
         assert done.status == status
         assert kinds(events)[-1] == "Closed"
+        await child.aclose()
+
+
+async def test_s25_what_answers_the_end_of_its_input_is_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = program("sys.stdin.read()" + BURST, tag(), str(MIB))
+    close = actors.Child.close_stdin
+
+    async def close_and_let_it_answer(child: actors.Child) -> None:
+        await close(child)
+        while (await child.stats()).stdout.produced < MIB:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(actors.Child, "close_stdin", close_and_let_it_answer)
+    async with actors.Engine() as engine:
+        child = await engine.spawn(
+            answers, stdin="pipe", retention=OutputPolicy.tail(1000)
+        )
+        assert (await child.output()).stdout == burst(MIB)
         await child.aclose()
 
 
