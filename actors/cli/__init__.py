@@ -1,0 +1,49 @@
+"""The command `creche`: one module here for each of its verbs.
+
+They, and `words`, are what prints; nothing else in the engine does. Each says at its
+top only what click needs, and imports the rest when it is run: the answer to `--help`,
+or to a mistake, has no time for an event loop.
+"""
+
+import importlib
+from typing import Final
+
+import click
+
+from actors import __version__
+
+VERBS: Final = ("run", "serve", "doctor")
+"""In the order of `--help`. Each is a command of this name in a module of this name."""
+
+
+class Verbs(click.Group):
+    """Finds a command in its module."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        """Return the verbs."""
+        return list(VERBS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        """Return a verb's command; None for an unknown one."""
+        if name not in VERBS:
+            return None
+        command = getattr(importlib.import_module(f"actors.cli.{name}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": "CRECHE",
+    },
+)
+@click.version_option(__version__, prog_name="creche")
+def main() -> None:
+    """Run commands as children that never outlive their owner.
+
+    Each option of a verb is also a variable: `run --timeout` is CRECHE_RUN_TIMEOUT.
+    Sizes are bytes, or 64K, 1.5M, 2G (powers of 1024); times are seconds, or 250ms,
+    10s, 5m, 2h.
+    """

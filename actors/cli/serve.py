@@ -1,0 +1,33 @@
+"""`creche serve`: a broker for many clients, in the foreground."""
+
+import os
+import sys
+
+import click
+
+
+@click.command()
+@click.option(
+    "--endpoint",
+    metavar="ipc://PATH",
+    help="Listen there, in a directory that is private: this user's, with mode 0700; "
+    "it is made if it is missing. By default creche/broker.sock in XDG_RUNTIME_DIR; "
+    "without that, /run/creche/broker.sock for root, /tmp/creche-UID/broker.sock else.",
+)
+def serve(endpoint: str | None) -> None:
+    """Be a broker for many clients.
+
+    In the foreground, until SIGTERM or SIGINT. Once clients can connect, it prints the
+    line
+
+        creche broker ready ipc://PATH
+
+    to stdout. What follows "ready" is what they take as `--endpoint`, `CRECHE_BROKER`
+    or `actors.Engine(endpoint)`.
+    """
+    from actors import embedded  # noqa: PLC0415 - see the package's docstring
+
+    command = [sys.executable, "-P", "-m", "broker"]
+    if endpoint is not None:
+        command += ["--endpoint", endpoint]
+    os.execve(sys.executable, command, embedded.environment())
