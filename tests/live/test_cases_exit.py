@@ -289,7 +289,7 @@ async def test_one_long_line_is_only_bytes(size: int, stderr: str) -> None:
         child = await engine.spawn(
             program(LONG_LINE, tag(), str(size)), stderr=stderr, retention=retention
         )
-        here = [parent(child.pid), *engine_processes(engine)["broker"]]
+        here = [pid for pids in engine_processes(engine).values() for pid in pids]
         before = resident(here)
         longest = asyncio.ensure_future(longest_chunk(child.events()))
         output, last = await drained(child)
