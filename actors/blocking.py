@@ -69,7 +69,7 @@ class Engine:
     `ResourceWarning`.
 
     Args:
-        endpoint, owner_key, keys, settings: see `actors.Engine`.
+        endpoint, owner_key, operator, keys, settings: see `actors.Engine`.
 
     Raises:
         InvalidRequest: an argument is not valid.
@@ -80,11 +80,16 @@ class Engine:
         endpoint: str | None = None,
         *,
         owner_key: bytes | str | None = None,
+        operator: bool = False,
         keys: object = None,
         settings: Settings | None = None,
     ) -> None:
         self._engine = actors.engine.Engine(
-            endpoint, owner_key=owner_key, keys=keys, settings=settings
+            endpoint,
+            owner_key=owner_key,
+            operator=operator,
+            keys=keys,
+            settings=settings,
         )
         self._opened: Portal | None = None
 
@@ -241,9 +246,32 @@ class Engine:
         call = lambda: self._engine.attach(session_id, steal=steal)  # noqa: E731
         return Child(portal, portal.call(call, undo))
 
-    def children(self, scope: str | None = None) -> list[Snapshot]:
-        """Return the live sessions of this engine's key, or of one scope, by id."""
-        return self._portal.call(lambda: self._engine.children(scope))
+    def visit(self, session_id: int) -> Child:
+        """Return a handle of a child that stays another's; see `actors.Engine.visit`.
+
+        Raises:
+            InvalidRequest, SessionNotFound, WorkerLost: see there.
+        """
+        portal = self._portal
+
+        def undo(child: actors.child.Child) -> None:
+            portal.call(child.aclose)
+
+        return Child(portal, portal.call(lambda: self._engine.visit(session_id), undo))
+
+    def children(
+        self, scope: str | None = None, *, ended: bool = False
+    ) -> list[Snapshot]:
+        """Return the live sessions of this engine's key, or of one scope, by id.
+
+        Args:
+            scope: the name of the only scope to list; None: all, and those without.
+            ended: list those as well that have ended and can still be read.
+
+        Raises:
+            InvalidRequest: an argument is not valid.
+        """
+        return self._portal.call(lambda: self._engine.children(scope, ended=ended))
 
     def events(self, scope: str | None = None) -> LifecycleStream:
         """Return an iterator of what happens to the sessions of this key.

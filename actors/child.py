@@ -56,9 +56,9 @@ class Child:
         self._polling = Polling(connection.link, record, connection.settings)
         queue = connection.settings.stdin_queue
         self._writing = Writing(connection.link, record, queue)
-        record.handles += 1
         self._finalizer: weakref.finalize[..., Any] | None = None
         if owned:
+            record.handles += 1
             self._finalizer = weakref.finalize(
                 self, _collected, connection, record, record.process
             )
@@ -603,6 +603,20 @@ class Child:
         self._connection.check(alive=alive)
         if alive and isinstance(self._record.failure, errors.SessionOwned):
             raise self._record.failure
+
+
+class Guest(Child):
+    """A child that stays another's: everything works, but closing ends the visit alone.
+
+    Made by `Engine.visit`.
+    """
+
+    def __init__(self, connection: Connection, record: Record) -> None:
+        super().__init__(connection, record, owned=False)
+
+    async def aclose(self) -> None:
+        """Let go of this handle; the child goes on. Harmless to repeat."""
+        self._connection.leave(self._record)
 
 
 def _collected(connection: Connection, record: Record, process: int) -> None:

@@ -50,6 +50,7 @@ class Connection:
         self.settings = settings
         self.link: Link
         self.records: dict[int, Record] = {}
+        self._visited: dict[int, list[Record]] = {}
         self.paused: set[str] = set()
         self.rooms: dict[str, Room] = {}
         self._watching: weakref.WeakSet[LifecycleStream] = weakref.WeakSet()
@@ -108,10 +109,11 @@ class Connection:
                     async with asyncio.timeout(self._patience()):
                         await self._release_all()
         finally:
-            for record in self.records.values():
+            for record in self._all():
                 record.released = True
                 record.fail(errors.BrokerLost("the engine is closed"))
             self.records.clear()
+            self._visited.clear()
             for stream in self._watching:
                 stream.finish()
             self.link.close()
@@ -156,22 +158,28 @@ class Connection:
     # -- what the broker tells unasked ------------------------------------------
 
     def _on_push(self, message: Message) -> None:
-        record = self.records.get(message.session)
-        if record is None:
-            return
+        number = message.session
+        own = self.records.get(number)
+        told = [*self._visited.get(number, ()), *([] if own is None else [own])]
         if message.kind is Kind.EXITED:
-            record.end(ExitStatus.from_wire(message.body["status"]))
+            for record in told:
+                record.end(ExitStatus.from_wire(message.body["status"]))
         elif message.kind is Kind.ERROR:
             error = error_of(message)
             if isinstance(error, errors.WorkerLost):
-                record.end(lost_status(record.started))
-            elif isinstance(error, errors.SessionOwned):
-                record.released = True
-                self.forget(record, error)
+                for record in told:
+                    record.end(lost_status(record.started))
+            elif isinstance(error, errors.SessionOwned) and own is not None:
+                own.released = True
+                self.forget(own, error)
 
     def _on_lost(self) -> None:
-        for record in self.records.values():
+        for record in self._all():
             record.fail(self.link.lost or errors.BrokerLost())
+
+    def _all(self) -> list[Record]:
+        visited = [record for records in self._visited.values() for record in records]
+        return [*self.records.values(), *visited]
 
     # -- sessions ---------------------------------------------------------------
 
@@ -329,7 +337,9 @@ class Connection:
         adopted: list[Record] = []
 
         def adopt(reply: Message) -> None:
-            adopted.append(self._adopt_attached(reply))
+            record = _attached(reply)
+            self.records[record.id] = record
+            adopted.append(record)
 
         asked = self.link.ask(Kind.ATTACH, number, {"steal": steal}, first=adopt)
         try:
@@ -343,26 +353,35 @@ class Connection:
             raise
         return adopted[0]
 
-    def _adopt_attached(self, reply: Message) -> Record:
-        document = unpack(reply.payload or b"")
-        retention = OutputPolicy.from_wire(document["retention"])
-        record = Record(
-            id=reply.session,
-            pid=reply.body["pid"],
-            argv=tuple(os.fsdecode(word) for word in document["argv"]),
-            tty=document["tty"],
-            scope=None,
-            streams=tuple(document["streams"]),
-            started=reply.body["started"],
-            metadata=document["metadata"],
-            kept=retention.size,
-            block=retention.size if retention.kind == "block" else None,
-            stays=reply.body["stays"],
-        )
-        if document["status"] is not None:
-            record.end(ExitStatus.from_wire(document["status"]))
-        self.records[record.id] = record
-        return record
+    async def visit(self, number: int) -> Record:
+        """Follow a session that stays another's; see `Engine.visit`.
+
+        Raises:
+            SessionNotFound, WorkerLost: see there.
+        """
+        visited: list[Record] = []
+
+        def adopt(reply: Message) -> None:
+            # Not among `records`: closing this engine, or a scope of it, ends those.
+            record = _attached(reply)
+            self._visited.setdefault(number, []).append(record)
+            visited.append(record)
+
+        try:
+            await self.link.ask(Kind.VISIT, number, first=adopt)
+        except asyncio.CancelledError:
+            for record in visited:
+                self.leave(record)
+            raise
+        return visited[0]
+
+    def leave(self, record: Record) -> None:
+        """End a visit; harmless to repeat. The session goes on."""
+        record.released = True
+        record.fail(errors.SessionNotFound("this visit of the session is over"))
+        others = [r for r in self._visited.pop(record.id, ()) if r is not record]
+        if others:
+            self._visited[record.id] = others
 
     async def detach(self, record: Record, ttl: float | None) -> None:
         """Let a session live on without an owner; see `Child.detach`."""
@@ -451,9 +470,10 @@ class Connection:
         answers = [item for r in replies for item in unpack(r.payload or b"")]
         return [_receipt(answer) for answer in answers]
 
-    async def children(self, scope: str | None) -> list[Snapshot]:
-        """Return the live sessions of this key, or of one scope, by id."""
-        reply = await self.link.ask(Kind.LIST, body={"scope": scope})
+    async def children(self, scope: str | None, *, ended: bool) -> list[Snapshot]:
+        """Return the sessions of this key, or of one scope; see `Engine.children`."""
+        body = {"scope": scope, "ended": ended}
+        reply = await self.link.ask(Kind.LIST, body=body)
         ids = unpack(reply.payload or b"")
         found = await asyncio.gather(
             *(self.snapshot(number) for number in ids), return_exceptions=True
@@ -485,6 +505,28 @@ def _scratch_root(settings: Settings, endpoint: str | None) -> bytes:
     if endpoint is not None:
         return os.path.join(os.path.dirname(auth.endpoint_path(endpoint)), DIRECTORY)
     return os.path.join(auth.runtime_root(os.environ, os.geteuid()), DIRECTORY)
+
+
+def _attached(reply: Message) -> Record:
+    """Return what the answer to an ATTACH or a VISIT tells of a session."""
+    document = unpack(reply.payload or b"")
+    retention = OutputPolicy.from_wire(document["retention"])
+    record = Record(
+        id=reply.session,
+        pid=reply.body["pid"],
+        argv=tuple(os.fsdecode(word) for word in document["argv"]),
+        tty=document["tty"],
+        scope=None,
+        streams=tuple(document["streams"]),
+        started=reply.body["started"],
+        metadata=document["metadata"],
+        kept=retention.size,
+        block=retention.size if retention.kind == "block" else None,
+        stays=reply.body.get("stays", False),
+    )
+    if document["status"] is not None:
+        record.end(ExitStatus.from_wire(document["status"]))
+    return record
 
 
 def _failed(asked: "asyncio.Future[Message]") -> bool:

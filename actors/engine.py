@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, Iterable
 from typing import Any, Final, Self
 
 from actors import checks
-from actors.child import Child
+from actors.child import Child, Guest
 from actors.connection import Connection, Room
 from actors.events import Completed, Info, KillReceipt, Snapshot
 from actors.many import Results
@@ -34,6 +34,8 @@ class Engine:
             `ipc://PATH`: a broker that is already running (`creche serve`).
         owner_key: bytes or hexadecimal text; engines of one key see each other's
             sessions. Random unless given.
+        operator: present the broker's operator key, a file in its runtime directory
+            that only its user can read: sessions of every key are listed and found.
         keys: directory of CURVE keys, for `tcp://`.
         settings: every default.
 
@@ -46,6 +48,7 @@ class Engine:
         endpoint: str | None = None,
         *,
         owner_key: bytes | str | None = None,
+        operator: bool = False,
         keys: object = None,
         settings: Settings | None = None,
     ) -> None:
@@ -53,7 +56,7 @@ class Engine:
         self._endpoint = endpoint
         self._key = _owner_key(owner_key)
         self._settings = _settings(settings)
-        self._operator = False
+        self._operator = _operator(operator, endpoint)
         self._opened: Connection | None = None
         self._scopes: dict[str, Scope] = {}
 
@@ -242,15 +245,45 @@ class Engine:
         record = await connection.attach(session_id, steal=steal)
         return Child(connection, record, owned=True)
 
+    async def visit(self, session_id: int) -> Child:
+        """Return a handle of a child that stays its owner's, or without one.
+
+        Everything works but owning: closing or collecting the handle, and the end of
+        this engine, leave the child alone. Of one that has ended the exit status and
+        the output are there. Any number of engines visit at once.
+
+        Args:
+            session_id: the child's number, as in `Child.id` and `Snapshot.id`.
+
+        Raises:
+            InvalidRequest: `session_id` is not a positive number.
+            SessionNotFound: there is none of this number that this engine may see.
+            WorkerLost: the worker died, and the child with it.
+        """
+        connection = self._connection()
+        checks.whole(1)("session_id", session_id)
+        return Guest(connection, await connection.visit(session_id))
+
     # -- all of them ------------------------------------------------------------
 
-    async def children(self, scope: str | None = None) -> list[Snapshot]:
-        """Return the live sessions of this engine's key, or of one scope, by id."""
+    async def children(
+        self, scope: str | None = None, *, ended: bool = False
+    ) -> list[Snapshot]:
+        """Return the live sessions of this engine's key, or of one scope, by id.
+
+        Args:
+            scope: the name of the only scope to list; None: all, and those without.
+            ended: list those as well that have ended and can still be read.
+
+        Raises:
+            InvalidRequest: an argument is not valid.
+        """
         connection = self._connection()
         checks.optional(checks.text)("scope", scope)
+        checks.flag("ended", ended)
         if scope is not None and len(scope.encode()) > MAX_NAME:
             return []  # no scope has such a name
-        return await connection.children(scope)
+        return await connection.children(scope, ended=ended)
 
     def events(self, scope: str | None = None) -> LifecycleStream:
         """Return an async iterator of what happens to the sessions of this key.
@@ -330,6 +363,13 @@ def _owner_key(given: object) -> bytes:
     if not 0 < len(given) <= 64:
         raise errors.InvalidRequest("owner_key", "must be 1 to 64 bytes")
     return given
+
+
+def _operator(given: object, endpoint: str | None) -> bool:
+    checks.flag("operator", given)
+    if given and endpoint is None:
+        raise errors.InvalidRequest("operator", "needs the endpoint of a shared broker")
+    return bool(given)
 
 
 def _settings(given: object) -> Settings:

@@ -163,7 +163,7 @@ class Scope:
             SessionNotFound: the scope is closed.
         """
         self._check()
-        return await self._connection.children(self.name)
+        return await self._connection.children(self.name, ended=False)
 
     def pause(self) -> None:
         """Stop the clock of this scope, as while a person is being asked.

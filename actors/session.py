@@ -508,7 +508,7 @@ class Session:
         self.happened(lifecycle.Paused(paused))
 
     def _on_attach(self, ask: Ask, _: Message) -> None:
-        """Tell a new owner what the first one knew from its spawn."""
+        """Tell a new owner, or a visitor, what the first one knew from its spawn."""
         launch, status = self.launch, self.progress.status
         there = self.progress.streams | self.progress.ends.keys()
         document = {
@@ -579,6 +579,7 @@ Command = Callable[[Session, Ask, Message], None]
 
 _COMMANDS: Final[dict[Kind, Command]] = {
     Kind.ATTACH: Session._on_attach,  # noqa: SLF001
+    Kind.VISIT: Session._on_attach,  # noqa: SLF001
     Kind.WRITE: Session._on_write,  # noqa: SLF001 - the table names the class's own cells
     Kind.CLOSE_STDIN: Session._on_close_stdin,  # noqa: SLF001
     Kind.POLL: Session._on_poll,  # noqa: SLF001

@@ -329,6 +329,8 @@ class Keeper:
             message = _for_owner(session, message)
         if message.kind is Kind.REPLY and asked is Kind.ATTACH:
             return self._attached(session, message)
+        if asked is Kind.VISIT and session.client == 0 and session.ended is not None:
+            self._reported(session)
         return message
 
     def _attached(self, session: Session, message: Message) -> Message:
@@ -359,8 +361,17 @@ class Keeper:
         if session.state is not State.LEAVING:
             self.retention.ended(session, self._now)
         self._announce(session, "exited")
-        session.reported = session.client in self.peers
+        visited = self._tell_visitors(session)
+        session.reported = session.client in self.peers or visited
         self._room = True
+
+    def _tell_visitors(self, session: Session) -> bool:
+        """Tell them of an end; return whether nobody else is to hear of it."""
+        body = {"status": session.status}
+        for client in session.visitors - {session.client}:
+            ended = Message(Kind.EXITED, client, 0, session.id, self.epoch, 0.0, body)
+            self._out.append(ToClient(self.peers[client], ended))
+        return session.client == 0 and bool(session.visitors)
 
     def _spawn_answered(self, session: Session, message: Message) -> None:
         waiting = [ask for ask, kind in session.pending.items() if kind is Kind.SPAWN]
@@ -440,11 +451,12 @@ class Keeper:
         session.guests.clear()  # nothing is held any more
 
     def _tell_loss(self, session: Session) -> None:
-        """Tell the owner, before it is answered and perhaps listens no more."""
-        peer = self.peers.get(session.client)
-        if peer is not None:
-            push = Message(Kind.ERROR, session.client, 0, session.id, self.epoch)
-            self._out.append(ToClient(peer, failure(push, errors.WorkerLost())))
+        """Tell the owner and visitors, before they are answered and listen no more."""
+        for client in sorted({session.client} | session.visitors):
+            peer = self.peers.get(client)
+            if peer is not None:
+                push = Message(Kind.ERROR, client, 0, session.id, self.epoch)
+                self._out.append(ToClient(peer, failure(push, errors.WorkerLost())))
 
     def _take_worker(self) -> int:
         """Return the worker that was idle for the shortest time, or fork one.

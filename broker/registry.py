@@ -135,6 +135,8 @@ class State(Enum):
 
 
 LIVE: Final = frozenset({State.STARTING, State.RUNNING, State.EXITED})
+THERE: Final = LIVE | {State.CLOSED}
+"""States in which a session answers: it lives, or can still be read."""
 
 
 class Ask(NamedTuple):
@@ -173,6 +175,8 @@ class Session:
     answer: Message | None = None
     guests: set[int] = field(default_factory=set)
     """Clients that read it without owning it: what they hold ends with them."""
+    visitors: set[int] = field(default_factory=set)
+    """Clients that want to be told of its end without owning it."""
     runs: Ask | None = None
     """The capture whose end is the end of this session, which releases itself."""
     used: float = 0.0

@@ -57,6 +57,7 @@ from broker.keeper import DROP_TIMEOUT, HUNG_MARGIN, Keeper, failure
 from broker.outcomes import TimedOut
 from broker.registry import (
     LIVE,
+    THERE,
     Action,
     Ask,
     Capacity,
@@ -237,6 +238,7 @@ class Router(Keeper):
             # The answer to a spawn is kept for whoever asks again with its token.
             if session.pending[ask] is not Kind.SPAWN:
                 del session.pending[ask]
+        session.visitors.discard(client)
         if client in session.guests:
             self._stop_all(session, client)
 
@@ -474,10 +476,11 @@ class Router(Keeper):
 
     def _list(self, client: Client, message: Message) -> None:
         scope = message.body["scope"]
+        states = THERE if message.body["ended"] else LIVE
         ids = [
             s.id
             for s in self.sessions.values()
-            if s.state in LIVE
+            if s.state in states
             and self._may(client, s)
             and (scope is None or s.scope == scope)
         ]
@@ -575,6 +578,8 @@ class Router(Keeper):
             session.used = self._now
         if message.kind in _LASTING and ask.client not in (0, session.client):
             session.guests.add(ask.client)
+        if message.kind is Kind.VISIT:
+            session.visitors.add(ask.client)
         if message.kind is Kind.STOP:
             self._stopped(session, Ask(ask.client, message.body["target"]))
         self._tell(session, message)
@@ -679,6 +684,7 @@ _FORWARDED: Final = _kinds(
     Kind.EXPECT,
     Kind.READY,
     Kind.APPEND,
+    Kind.VISIT,
 )
 """Commands that go to the session's worker, unread."""
 

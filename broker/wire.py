@@ -113,6 +113,7 @@ class Kind(IntEnum):
     EXPECT = 22
     READY = 23
     APPEND = 24
+    VISIT = 26
     # broker -> worker
     START = 30
     # broker or worker -> client
@@ -262,7 +263,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
         },
         payload=True,
     ),
-    Kind.LIST: Shape({"scope": _optional(_text(256))}),
+    Kind.LIST: Shape({"scope": _optional(_text(256)), "ended": _flag}),
     Kind.INFO: Shape({}),
     Kind.DROP: Shape({"sessions": _IDS, "tokens": _list_of(_TOKEN, 100)}),
     Kind.KILL_MANY: Shape({"sessions": _IDS, "timeout": _seconds()}),
@@ -333,6 +334,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
         }
     ),
     Kind.APPEND: Shape({}, payload=True),
+    Kind.VISIT: Shape({}),
     Kind.START: Shape(
         {
             "reader": _optional(_whole(1)),

@@ -89,6 +89,7 @@ COMMANDS: dict[Kind, dict[str, Any]] = {
         "wait": None,
     },
     Kind.APPEND: {},
+    Kind.VISIT: {},
 }
 STATUS = {"status": [0]}
 NOT_FOUND = {"code": errors.SessionNotFound.code, "values": []}
@@ -1096,7 +1097,7 @@ def test_a_credit_is_never_answered_not_even_with_an_error(shared: World) -> Non
 def test_the_operator_reaches_every_session(shared: World) -> None:
     session, worker = shared.started(A)
     assert told(shared.ask(OPERATOR, Kind.KILL, session)) == [(worker, Kind.KILL)]
-    (listed,) = shared.ask(OPERATOR, Kind.LIST, body={"scope": None})
+    (listed,) = shared.ask(OPERATOR, Kind.LIST, body={"scope": None, "ended": False})
     assert isinstance(listed, ToClient)
     assert unpack(listed.message.payload or b"") == [session]
 
@@ -1298,7 +1299,7 @@ def test_a_list_names_living_sessions_of_the_owner_and_scope(shared: World) -> N
     shared.started(B)
 
     def listed(peer: bytes, scope: str | None) -> Any:
-        (action,) = shared.ask(peer, Kind.LIST, body={"scope": scope})
+        (action,) = shared.ask(peer, Kind.LIST, body={"scope": scope, "ended": False})
         assert isinstance(action, ToClient)
         return unpack(action.message.payload or b"")
 
@@ -1722,6 +1723,94 @@ def test_s43_the_operator_may_take_over(two: World) -> None:
     session, worker = two.started(A)
     attach(two, OPERATOR, session, STEAL)
     assert released(two.happen(ClientGone(OPERATOR))) == [worker]
+
+
+# Those who visit
+
+
+def visit(world: World, peer: bytes, session: int) -> list[Action]:
+    """Visit, and have the worker answer."""
+    worker = world.router.sessions[session].worker
+    asked = world.message(peer, Kind.VISIT, session)
+    (first,) = world.happen(FromClient(peer, asked))
+    assert told([first]) == [(worker, Kind.VISIT)]
+    return world.say(worker, asked.reply(Kind.REPLY, {"pid": 5}, b"doc"))
+
+
+def test_a_visitor_is_told_of_the_end_and_ends_nothing(two: World) -> None:
+    session, worker = two.started(A)
+    for peer in (AGAIN, OPERATOR):
+        assert answers(visit(two, peer, session)) == [
+            (peer, Kind.REPLY, two.last_request)
+        ]
+    assert two.happen(ClientGone(OPERATOR)) == []
+    assert two.router.sessions[session].client == two.clients[A]
+    said = two.push(worker, Kind.EXITED, session)
+    assert answers(said) == [(AGAIN, Kind.EXITED, 0), (A, Kind.EXITED, 0)]
+    assert [a.message.body for a in said if isinstance(a, ToClient)] == [STATUS] * 2
+
+
+def test_a_visitor_of_what_it_owns_is_told_once(two: World) -> None:
+    session, worker = two.started(A)
+    visit(two, A, session)
+    assert answers(two.push(worker, Kind.EXITED, session)) == [(A, Kind.EXITED, 0)]
+
+
+def test_a_visitor_is_told_of_the_end_of_a_run(two: World) -> None:
+    reader = two.last_request + 100
+    session, worker = two.started(A, reader=reader, release=True)
+    visit(two, AGAIN, session)
+    said = two.push(worker, Kind.CLOSED, session, reader)
+    assert answers(said) == [(AGAIN, Kind.EXITED, 0), (A, Kind.CLOSED, reader)]
+
+
+def test_a_visitor_is_told_of_a_loss(two: World) -> None:
+    session, worker = two.started(A)
+    visit(two, AGAIN, session)
+    said = two.happen(WorkerGone(worker, 0, True))
+    assert answers(said) == [(A, Kind.ERROR, 0), (AGAIN, Kind.ERROR, 0)]
+
+
+def test_a_foreign_session_cannot_be_visited(two: World) -> None:
+    session, _ = two.started(A)
+    error = refusal(two.ask(B, Kind.VISIT, session))
+    assert isinstance(error, errors.SessionNotFound)
+
+
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_s4_an_end_without_an_owner_is_told_to_whoever_visits(
+    two: World, comes: str
+) -> None:
+    session, worker = two.started(A)
+    two.ask(A, Kind.DETACH, session, NO_TTL)
+    if comes == "before":
+        visit(two, AGAIN, session)
+    two.push(worker, Kind.EXITED, session)
+    two.push(worker, Kind.CLOSED, session)
+    assert two.router.sessions[session].reported is (comes == "before")
+    visit(two, AGAIN, session)
+    assert two.router.sessions[session].reported
+
+
+def test_s4_a_visit_does_not_stand_for_the_owner(two: World) -> None:
+    session, worker = two.started(A)
+    two.happen(ClientGone(B))
+    visit(two, AGAIN, session)
+    two.push(worker, Kind.EXITED, session)
+    two.router.sessions[session].reported = False
+    visit(two, AGAIN, session)
+    assert not two.router.sessions[session].reported
+
+
+def test_what_has_ended_is_listed_to_those_who_ask_for_it(two: World) -> None:
+    session, worker = two.started(A)
+    two.push(worker, Kind.EXITED, session)
+    two.push(worker, Kind.CLOSED, session)
+    for ended, ids in ((False, []), (True, [session])):
+        body = {"scope": None, "ended": ended}
+        (action,) = two.ask(A, Kind.LIST, body=body)
+        assert isinstance(action, ToClient)
+        assert unpack(action.message.payload or b"") == ids
 
 
 @pytest.mark.parametrize("first", ["steal", "drop"])
@@ -2392,7 +2481,9 @@ class Traffic(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(which=anyone)
     def client_asks_the_broker(self, which: int) -> None:
-        self.ask(one_of(self.clients, which), Kind.LIST, body={"scope": None})
+        self.ask(
+            one_of(self.clients, which), Kind.LIST, body={"scope": None, "ended": False}
+        )
         self.ask(one_of(self.clients, which), Kind.INFO)
 
     def foreign(self) -> list[tuple[bytes, int]]:

@@ -71,6 +71,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "fds": st.integers(0, 253),
     "detach_ttl": st.none() | seconds,
     "steal": st.booleans(),
+    "ended": st.booleans(),
     "ttl": st.none() | seconds,
     "scope_capacity": st.none() | positive,
     "client_capacity": st.none() | positive,
@@ -294,10 +295,10 @@ def test_a_body_of_another_layout_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("body", "odd"),
     [
-        ({}, "scope"),
-        ({"scope": None, "more": 1}, "more"),
-        ({"scope": None, b"raw": 1}, "b'raw'"),
-        ({"scop": None}, "scop, scope"),
+        ({"ended": True}, "scope"),
+        ({"scope": None, "ended": True, "more": 1}, "more"),
+        ({"scope": None, "ended": True, b"raw": 1}, "b'raw'"),
+        ({"scop": None, "ended": True}, "scop, scope"),
     ],
 )
 def test_a_body_with_other_keys_is_refused_by_their_names(body: Any, odd: str) -> None:
@@ -370,7 +371,7 @@ def written(payload: bytes | None) -> Message:
 
 def test_a_payload_where_none_belongs_is_refused() -> None:
     with pytest.raises(ProtocolError, match="LIST comes without payload"):
-        carried(Kind.LIST, {"scope": None}, b"")
+        carried(Kind.LIST, {"scope": None, "ended": False}, b"")
 
 
 def test_a_payload_that_is_missing_is_refused() -> None:

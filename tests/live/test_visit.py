@@ -1,0 +1,153 @@
+"""The operator, and handles that own nothing."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import actors
+from tests.helpers import NOT_BLOCKED, alive, end, parent
+from tests.live.children import ECHOES_LINES, LEAVES_ON_CUE, REST, program, until
+from tests.parts import serving
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[str]:
+    where = f"ipc://{tmp_path}/shared/broker.sock"
+    with serving(where):
+        yield where
+
+
+def operating(endpoint: str) -> actors.Engine:
+    return actors.Engine(endpoint, operator=True)
+
+
+async def test_s1_an_engine_with_the_operator_key_sees_and_commands_all(
+    endpoint: str,
+) -> None:
+    async with actors.Engine(endpoint) as owner, operating(endpoint) as operator:
+        child = await owner.spawn(program(ECHOES_LINES), stdin="pipe")
+        assert [s.id for s in await operator.children()] == [child.id]
+        async with await operator.visit(child.id) as visited:
+            assert (visited.pid, visited.argv) == (child.pid, child.argv)
+            await visited.write("one\n")
+            assert await until(visited, b"E:one\n") == b"E:one\n"
+            assert (await visited.stats()).processes == 1
+        assert await until(child, b"E:one\n") == b"E:one\n"
+        (receipt,) = await operator.kill([child.id])
+        assert isinstance(receipt, actors.KillReceipt)
+        assert receipt.survivors == ()
+
+
+async def test_a_visitor_learns_the_end_with_the_owner(endpoint: str) -> None:
+    async with actors.Engine(endpoint) as owner, operating(endpoint) as operator:
+        child = await owner.spawn(program(LEAVES_ON_CUE), stdin="pipe")
+        visited = await operator.visit(child.id)
+        waiting = asyncio.ensure_future(visited.wait(NOT_BLOCKED))
+        await child.write("go\n")
+        assert (await waiting).code == 9
+        assert await child.wait() == visited.status
+        again = await operator.visit(child.id)
+        assert again.returncode == 9
+        assert (await again.output()).stdout == b"leaving\n"
+
+
+async def test_a_visitor_learns_of_a_run_that_ends_in_another_engine(
+    endpoint: str,
+) -> None:
+    async with actors.Engine(endpoint) as owner, operating(endpoint) as operator:
+        events = operator.events()
+        running = asyncio.ensure_future(owner.run(program(REST)))
+        async for event in events:
+            if event.kind == "running":
+                break
+        visited = await operator.visit(event.id)
+        waiting = asyncio.ensure_future(visited.wait(NOT_BLOCKED))
+        await visited.kill()
+        assert (await waiting).cause == (await running).status.cause == "killed"
+
+
+async def test_a_visitor_learns_that_the_worker_was_lost(endpoint: str) -> None:
+    async with actors.Engine(endpoint) as owner, operating(endpoint) as operator:
+        child = await owner.spawn(program(REST))
+        visited = await operator.visit(child.id)
+        waiting = asyncio.ensure_future(visited.wait(NOT_BLOCKED))
+        end([parent(child.pid)])
+        assert (await waiting).cause == "worker-lost"
+
+
+async def test_the_end_of_a_visit_harms_nothing(endpoint: str) -> None:
+    async with actors.Engine(endpoint) as owner:
+        child = await owner.spawn(program(REST))
+        async with operating(endpoint) as operator:
+            first = await operator.visit(child.id)
+            waiting = asyncio.ensure_future(first.wait())
+            second = await operator.visit(child.id)
+            await asyncio.sleep(0)
+            await first.aclose()
+            with pytest.raises(actors.SessionNotFound, match="visit"):
+                await waiting
+            assert (await second.snapshot()).owner_alive
+            await first.aclose()
+            third = asyncio.ensure_future(second.wait())
+            await asyncio.sleep(0)
+        with pytest.raises(actors.BrokerLost):
+            await third
+        assert alive(child.pid)
+
+
+async def test_a_cancelled_visit_leaves_nothing(endpoint: str) -> None:
+    async with actors.Engine(endpoint) as owner:
+        child = await owner.spawn(program(REST))
+        visiting = asyncio.ensure_future(owner.visit(child.id))
+        await asyncio.sleep(0)
+        visiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await visiting
+        assert alive(child.pid)
+
+
+async def test_an_engine_visits_its_own(endpoint: str) -> None:
+    async with actors.Engine(endpoint) as engine, engine.scope("s") as scope:
+        child = await scope.spawn(program(REST))
+        async with await engine.visit(child.id):
+            pass
+        assert alive(child.pid)
+        assert await scope.aclose() == 1
+
+
+async def test_s3_what_has_ended_is_listed_on_demand(endpoint: str) -> None:
+    async with actors.Engine(endpoint) as owner, operating(endpoint) as operator:
+        child = await owner.spawn(["true"])
+        async for _ in child.events():
+            pass
+        assert await operator.children() == []
+        (ended,) = await operator.children(ended=True)
+        assert (ended.id, ended.state) == (child.id, "closed")
+        assert await operator.children("elsewhere", ended=True) == []
+
+
+async def test_a_visit_is_refused_by_the_name_of_what_is_wrong(endpoint: str) -> None:
+    with pytest.raises(actors.InvalidRequest, match="operator"):
+        actors.Engine(operator=True)
+    async with operating(endpoint) as operator, actors.Engine(endpoint) as other:
+        with pytest.raises(actors.InvalidRequest, match="session_id"):
+            await operator.visit(0)
+        with pytest.raises(actors.SessionNotFound):
+            await operator.visit(4711)
+        child = await operator.spawn(program(REST))
+        with pytest.raises(actors.SessionNotFound):
+            await other.visit(child.id)
+
+
+def test_s55_a_visit_of_the_blocking_face(endpoint: str) -> None:
+    with actors.blocking.Engine(endpoint) as owner:
+        child = owner.spawn(program(REST))
+        with actors.blocking.Engine(endpoint, operator=True) as operator:
+            visited = operator.visit(child.id)
+            assert [s.id for s in operator.children(ended=True)] == [child.id]
+            visited.aclose()
+        assert alive(child.pid)
