@@ -57,8 +57,7 @@ def parse(arguments: Sequence[str]) -> Options:
 def _usual_endpoint() -> str:
     from broker import auth  # noqa: PLC0415 - 8 ms that no client waits for
 
-    root = auth.runtime_root(os.environ, os.geteuid())
-    return "ipc://" + os.fsdecode(os.path.join(root, auth.BROKER_SOCKET))
+    return auth.usual_endpoint(os.environ, os.geteuid())
 
 
 if __name__ == "__main__":

@@ -71,6 +71,12 @@ def runtime_root(environ: Mapping[str, str], uid: int) -> bytes:
     return b"/run/creche" if uid == 0 else b"/tmp/creche-%d" % uid
 
 
+def usual_endpoint(environ: Mapping[str, str], uid: int) -> str:
+    """Return where the shared broker of `uid` listens unless told otherwise."""
+    path = os.path.join(runtime_root(environ, uid), BROKER_SOCKET)
+    return "ipc://" + os.fsdecode(path)
+
+
 def endpoint_path(endpoint: str | None) -> bytes:
     """Return the path in `ipc://PATH`, empty for None.
 

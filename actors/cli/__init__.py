@@ -12,7 +12,21 @@ import click
 
 from actors import __version__
 
-VERBS: Final = ("run", "serve", "doctor")
+VERBS: Final = (
+    "run",
+    "ps",
+    "logs",
+    "attach",
+    "write",
+    "wait",
+    "kill",
+    "resize",
+    "stats",
+    "screen",
+    "serve",
+    "doctor",
+    "completion",
+)
 """In the order of `--help`. Each is a command of this name in a module of this name."""
 
 

@@ -1,35 +1,38 @@
-"""`creche run`: one child in the foreground."""
+"""`creche run`: one child in the foreground, or left to a broker."""
 
 import dataclasses
 import errno
 import json
+import math
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from actors.cli import words
 
 if TYPE_CHECKING:
-    from actors.events import ExitStatus
     from broker.errors import EngineError
 
-SIGINT, SIGPIPE = 2, 13
+LIMITS: Final[dict[str, click.ParamType[Any]]] = {
+    "nofile": click.INT,
+    "core": words.SIZE,
+    "address_space": words.SIZE,
+    "cpu": words.SECONDS,
+    "file_size": words.SIZE,
+    "processes": click.INT,
+    "nice": click.INT,
+    "oom_score_adj": click.INT,
+    "output": words.SIZE,
+    "tree_memory": words.SIZE,
+    "tree_processes": click.INT,
+}
+"""The fields of `actors.Limits`, and how people write them."""
 
 
-class _Foreground(click.Command):
-    """A command whose own trouble is told apart from its child's exit codes."""
-
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        try:
-            return super().make_context(*args, **extra)
-        except click.UsageError as mistake:
-            mistake.exit_code = words.ENGINE_TROUBLE  # type: ignore[misc]  # click reads it so
-            raise
-
-
-def _variables(
+def _pairs(
     _: click.Context, parameter: click.Parameter, given: Iterable[str]
 ) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
@@ -39,7 +42,48 @@ def _variables(
     return {name: value for name, _, value in pairs}
 
 
-@click.command(cls=_Foreground, context_settings={"allow_interspersed_args": False})
+def _limits(
+    context: click.Context, parameter: click.Parameter, given: Iterable[str]
+) -> dict[str, Any]:
+    pairs = _pairs(context, parameter, given)
+    for name in pairs:
+        if name not in LIMITS:
+            known = ", ".join(LIMITS)
+            raise click.BadParameter(f"{name!r} is none of {known}", param=parameter)
+    found = {
+        name: LIMITS[name].convert(value, parameter, context)
+        for name, value in pairs.items()
+    }
+    if "cpu" in found:  # the system counts whole seconds
+        found["cpu"] = math.ceil(found["cpu"])
+    return found
+
+
+def _env_files(
+    _: click.Context, parameter: click.Parameter, given: Iterable[str]
+) -> dict[str, str]:
+    found = {}
+    for path in given:
+        try:
+            lines = Path(path).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "is no text"
+            raise click.BadParameter(f"{path}: {why}", param=parameter) from error
+        for number, line in enumerate(lines, 1):
+            name, equals, value = line.partition("=")
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            if not (name.strip() and equals):
+                where = f"{path}, line {number}"
+                raise click.BadParameter(f"{where}: no NAME=VALUE", param=parameter)
+            found[name.strip()] = value
+    return found
+
+
+@click.command(cls=words.ChildVerb, context_settings={"allow_interspersed_args": False})
+@click.option(
+    "-t", "--tty", is_flag=True, help="Give it a terminal, joined to the one here."
+)
 @click.option("--timeout", type=words.SECONDS, help="End it after this.")
 @click.option(
     "--idle-timeout",
@@ -47,29 +91,96 @@ def _variables(
     help="End it after so long without output.",
 )
 @click.option(
+    "--grace",
+    type=words.SECONDS,
+    default="2s",
+    show_default=True,
+    help="Time between asking it to end (SIGTERM) and killing it.",
+)
+@click.option(
     "--env",
-    "extra_env",
+    "env",
     multiple=True,
-    callback=_variables,
+    callback=_pairs,
     metavar="NAME=VALUE",
     help="Set a variable for it; may be repeated.",
 )
+@click.option(
+    "--env-file",
+    "env_file",
+    multiple=True,
+    callback=_env_files,
+    metavar="FILE",
+    help="Set those in a file, a NAME=VALUE a line; `#` begins a comment line. "
+    "--env overrides them.",
+)
+@click.option(
+    "--agent-env",
+    is_flag=True,
+    help="Set what keeps programs from colours and pagers: NO_COLOR=1, TERM=dumb, "
+    "PAGER=cat and the like. --env and --env-file override them.",
+)
 @click.option("--cwd", metavar="DIRECTORY", help="Run it there.")
-@click.option("--json", "as_json", is_flag=True, help="Report its end on stderr.")
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    callback=_limits,
+    metavar="NAME=VALUE",
+    help="Limit what it may use; may be repeated. NAME is one of nofile, core, "
+    "address_space, cpu, file_size, processes, nice, oom_score_adj; or, of the whole "
+    "tree, output, tree_memory, tree_processes, which end it when used up.",
+)
+@click.option(
+    "-d",
+    "--detach",
+    is_flag=True,
+    help="Leave it to a running broker: print its number, and end. See logs, attach, "
+    "wait, kill.",
+)
+@click.option("--name", help="With --detach: a name beside its number.")
+@click.option(
+    "--ttl",
+    type=words.SECONDS,
+    help="With --detach: kill it after this; what has ended is forgotten then, too.",
+)
+@click.option(
+    "-i",
+    "--interactive",
+    is_flag=True,
+    help="With --detach: keep its stdin open, for write and attach; it is /dev/null "
+    "otherwise. Here it always is open.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Report its end as JSON on stderr: exit_code, code, signal, cause, usage, "
+    "times in seconds, bytes written; with --detach its start, on stdout.",
+)
 @words.ENDPOINT
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    command: tuple[str, ...], endpoint: str | None, *, as_json: bool, **options: Any
+    command: tuple[str, ...], endpoint: str | None, *, as_json: bool, **given: Any
 ) -> None:
     """Run COMMAND in the foreground; end with its exit code.
 
-    It has our streams, and gets SIGINT and SIGTERM (then SIGKILL after 2 seconds) from
+    It has our streams, and gets SIGINT and SIGTERM (then SIGKILL after the grace) from
     us; whatever else ends us, ends it and all it started.
 
     128 + N is its death by signal N, 124 a timeout, 125 trouble of the engine, 126 a
     command that cannot be executed, 127 one that is not found.
     """
-    code, report = _run(command, options, endpoint or None)
+    left = {name: given.pop(name) for name in ("name", "ttl", "interactive")}
+    if given.pop("detach"):
+        code, report = _guarded(lambda: _detach(command, given, endpoint, **left))
+        if not code:
+            words.tell(json.dumps(report) if as_json else str(report["id"]))
+            return
+    elif left["name"] is not None or left["ttl"] is not None:
+        raise click.UsageError("--name and --ttl need --detach")
+    else:
+        code, report = _guarded(lambda: _join(command, given, endpoint or None))
     if as_json:
         click.echo(json.dumps({"exit_code": code, **report}), err=True)
     elif "message" in report:
@@ -77,19 +188,21 @@ def run(
     sys.exit(code)
 
 
-def _run(
-    command: tuple[str, ...], options: dict[str, Any], endpoint: str | None
-) -> tuple[int, dict[str, Any]]:
-    """Return the exit code, and what there is to report."""
-    from actors import foreground  # noqa: PLC0415 - see the package's docstring
+Report = tuple[int, dict[str, Any]]
+"""An exit code, and what there is to report."""
+
+
+def _guarded(work: Callable[[], Report]) -> Report:
+    """Do it, and tell trouble of the engine from the command's."""
+    from actors import stdio  # noqa: PLC0415 - see the package's docstring
     from broker.errors import EngineError  # noqa: PLC0415
 
     try:
-        status = foreground.run(command, options, endpoint)
-    except foreground.ReaderGone:
-        return words.SIGNALLED + SIGPIPE, {"cause": "reader-gone"}
+        return work()
+    except stdio.ReaderGone:
+        return words.SIGNALLED + words.SIGPIPE, {"cause": "reader-gone"}
     except KeyboardInterrupt:  # before there was a child to interrupt
-        return words.SIGNALLED + SIGINT, {"cause": "interrupted"}
+        return words.SIGNALLED + words.SIGINT, {"cause": "interrupted"}
     except EngineError as error:
         return _code_of_failure(error), {"error": error.code, "message": str(error)}
     except OSError as error:  # our stdout is on a full disk, for one
@@ -97,18 +210,49 @@ def _run(
             "error": "system",
             "message": error.strerror or str(error),
         }
-    report = dataclasses.asdict(status)
+
+
+def _join(
+    command: tuple[str, ...], given: dict[str, Any], endpoint: str | None
+) -> Report:
+    from actors import foreground  # noqa: PLC0415
+
+    grace = given.pop("grace")
+    ended = foreground.run(command, _options(given), endpoint, grace=grace)
+    status = ended.status
+    report = {**dataclasses.asdict(status), "written": ended.written}
     if status.returncode is None:
         report["message"] = f"nobody knows how the command ended: {status.cause}"
-    return _code_of_end(status), report
+    return words.exit_code(status), report
 
 
-def _code_of_end(status: "ExitStatus") -> int:
-    if status.cause == "timeout":
-        return words.TIMED_OUT
-    if status.signal is not None:
-        return words.SIGNALLED + status.signal
-    return words.ENGINE_TROUBLE if status.code is None else status.code
+def _detach(
+    command: tuple[str, ...],
+    given: dict[str, Any],
+    endpoint: str | None,
+    *,
+    interactive: bool,
+    **left: Any,
+) -> Report:
+    from actors import operating  # noqa: PLC0415
+
+    grace = given.pop("grace")
+    options = _options(given)
+    if interactive and not options["tty"]:
+        options["stdin"] = "pipe"
+    broker = words.broker(endpoint)
+    started = operating.detach(broker, command, options, grace=grace, **left)
+    return 0, words.finish(started)
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return what `actors.Spec` takes for the options of the command line."""
+    import actors  # noqa: PLC0415
+
+    agent = actors.AGENT_ENV if given.pop("agent_env") else {}
+    extra = {**agent, **given.pop("env_file"), **given.pop("env")}
+    limits = actors.Limits(**given.pop("limits"))
+    return {**given, "extra_env": extra, "limits": limits}
 
 
 def _code_of_failure(error: "EngineError") -> int:

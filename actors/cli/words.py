@@ -1,12 +1,24 @@
 """What the verbs share: values people write, exit codes, and how to say things."""
 
+import errno
 import os
 import re
 import sys
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+
+    from actors.events import ExitStatus
 
 import click
 
+T = TypeVar("T")
+
+TROUBLE: Final = 1
+"""Exit code of a verb that could not do what was asked."""
 USAGE: Final = 2
 """Exit code of a mistake in the words given, as click and most commands have it."""
 TIMED_OUT: Final = 124
@@ -16,6 +28,8 @@ NOT_EXECUTABLE: Final = 126
 NOT_FOUND: Final = 127
 SIGNALLED: Final = 128
 """Exit code of a command that died of signal N, less N."""
+SIGINT: Final = 2
+SIGPIPE: Final = 13
 
 _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -74,7 +88,144 @@ ENDPOINT: Final = click.option(
     metavar="ipc://PATH",
     help="Use this broker instead of a private one; also CRECHE_BROKER.",
 )
+BROKER: Final = click.option(
+    "--endpoint",
+    envvar="CRECHE_BROKER",
+    metavar="ipc://PATH",
+    help="The broker; also CRECHE_BROKER. By default that of `creche serve`.",
+)
 AS_JSON: Final = click.option("--json", "as_json", is_flag=True, help="For programs.")
+
+
+class Verb(click.Command):
+    """A command whose trouble is one sentence, and which Ctrl-C ends quietly."""
+
+    trouble = TROUBLE
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; end with 1 and a sentence for what could not be done."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(SIGNALLED + SIGINT)
+        except Exception as error:
+            sentence = _sentence(error)
+            if sentence is None:
+                raise
+            click.echo(f"creche: {sentence}", err=True)
+            sys.exit(self.trouble)
+
+
+class ChildVerb(Verb):
+    """A command that ends with a child's exit code: its own trouble is 125."""
+
+    trouble = ENGINE_TROUBLE
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse the words given; a mistake in them is trouble as well."""
+        with self._own_trouble():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; end with 125 and a sentence for what could not be done."""
+        with self._own_trouble():
+            return super().invoke(ctx)
+
+    @contextmanager
+    def _own_trouble(self) -> "Iterator[None]":
+        try:
+            yield
+        except click.ClickException as mistake:
+            mistake.exit_code = self.trouble  # type: ignore[misc]  # click reads it so
+            raise
+
+
+def finish(work: "Coroutine[Any, Any, T]") -> T:
+    """Return what a coroutine gives."""
+    import asyncio  # noqa: PLC0415 - see the package's docstring
+
+    return asyncio.run(work)
+
+
+def _sentence(error: Exception) -> str | None:
+    """Return what to tell of an error; None: it is a mistake of this program."""
+    from broker.errors import EngineError  # noqa: PLC0415 - see the package's docstring
+
+    if isinstance(error, EngineError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno != errno.EPIPE:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    return None
+
+
+def broker(endpoint: str | None) -> str:
+    """Return the endpoint given, or the one of `creche serve`."""
+    from broker import auth  # noqa: PLC0415 - see the package's docstring
+
+    return endpoint or auth.usual_endpoint(os.environ, os.geteuid())
+
+
+def exit_code(status: "ExitStatus") -> int:
+    """Return the exit code that stands for a child's end."""
+    if status.cause == "timeout":
+        return TIMED_OUT
+    if status.signal is not None:
+        return SIGNALLED + status.signal
+    return ENGINE_TROUBLE if status.code is None else status.code
+
+
+def end(status: "ExitStatus") -> str:
+    """Return in a few words how a child ended: `exited 3`, `signal 9, killed`."""
+    if status.code is not None:
+        known = f"exited {status.code}"
+    elif status.signal is not None:
+        known = f"signal {status.signal}"
+    else:
+        return status.cause
+    return known if status.cause == "exited" else f"{known}, {status.cause}"
+
+
+def fitted(text: str) -> str:
+    """Return lines cut to the width of the terminal, if that is where they go."""
+    import shutil  # noqa: PLC0415 - see the package's docstring
+
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(line[:width] for line in text.splitlines())
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people read it: 0.4s, 12s, 3m05s, 2h10m, 4d03h."""
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    for size, unit, lesser, name in _UNITS:
+        if whole >= size:
+            return f"{whole // size}{unit}{whole % size // lesser:02}{name}"
+    return f"{whole}s"
+
+
+_UNITS: Final = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
+
+
+def amount(size: float) -> str:
+    """Return a number of bytes as people read it: 512, 1.5K, 64M; powers of 1024."""
+    for unit in ("", "K", "M", "G"):
+        if size < 1024:
+            return f"{size:.1f}{unit}" if unit and size < 10 else f"{size:.0f}{unit}"
+        size /= 1024
+    return f"{size:.1f}T"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return rows below their heads, in columns; the last one is not filled up."""
+    lines = [heads, *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(heads) - 1)]
+    return "\n".join(
+        "  ".join([*map(str.ljust, line, widths), line[-1]]).rstrip() for line in lines
+    )
 
 
 def tell(text: str) -> None:

@@ -1,0 +1,199 @@
+"""Attached to a session of a running broker: its output here, what is typed there.
+
+Any number of people attach to one session. All see its output: first what is kept of
+it, then what comes. One of them has the keyboard: whoever came first and wants it. It
+is theirs as long as they are attached, by a lock that goes with their process; their
+terminal's size is the session's. Those who came later only watch.
+
+==========================  =====================  ===================================
+what happens                a terminal's session   one with pipes
+==========================  =====================  ===================================
+a key is typed              it is passed on        its line is, once that is complete
+the detach keys             end this, not it       are no keys
+Ctrl-C                      is passed on           ends this, not it
+our stdin ends              nothing                closes its stdin
+the session ends            ends this, with its exit code
+nobody reads our output     ends this, not it
+==========================  =====================  ===================================
+
+Ctrl-C of one who only watches ends the watching.
+"""
+
+import asyncio
+import fcntl
+import os
+import signal
+import struct
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import actors
+from actors import console, foreground, operating, stdio
+from actors.keys import Detacher
+from actors.replay import unasking
+
+DETACH_KEYS: Final = "C-p C-q"
+"""What detaches unless told otherwise, as from a container."""
+_INTERRUPT: Final = b"\x03"
+_LOCK: Final = "@hhqqi"
+"""The layout of struct flock."""
+
+
+class Keyboard:
+    """The right to type into a session, of one process at a time.
+
+    A lock on one byte of the broker's key file, which all who attach can open: that of
+    the session's number.
+    """
+
+    def __init__(self, endpoint: str, session: int) -> None:
+        place = Path(endpoint.removeprefix("ipc://")).parent / "operator.key"
+        self._fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+        lock = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, session, 1, 0)
+        try:
+            # Of the open file, not of the process: that one's goes with any descriptor.
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, lock)
+        except BlockingIOError:
+            self.close()
+
+    @property
+    def ours(self) -> bool:
+        """Whether this process may type."""
+        return self._fd >= 0
+
+    def close(self) -> None:
+        """Let others have it; harmless to repeat."""
+        if self.ours:
+            os.close(self._fd)
+            self._fd = -1
+
+
+async def attach(
+    endpoint: str, word: str, *, keys: bytes, watch: bool, replay: bool
+) -> actors.ExitStatus | None:
+    """Join a session to our streams until either ends.
+
+    Args:
+        endpoint: of its broker.
+        word: its number or name.
+        keys: what the keys send that detach; empty: none do.
+        watch: leave the keyboard to others.
+        replay: show what is kept of its output first.
+
+    Returns:
+        How it ended; None: we were detached.
+
+    Raises:
+        SessionNotFound, InvalidRequest, WorkerLost: as for `operating.visit`.
+        ReaderGone: nobody reads our output.
+    """
+    async with operating.operating(endpoint) as engine:
+        child = await operating.visit(engine, word)
+        keyboard = None if watch else Keyboard(endpoint, child.id)
+        try:
+            if keyboard is not None and not keyboard.ours:
+                note = f"creche: {word} has its writer: watching only\n"
+                await stdio.put(stdio.STDERR, note.encode())
+            types = keyboard is not None and keyboard.ours
+            return await Attached(child, keys, types=types).run(replay=replay)
+        finally:
+            if keyboard is not None:
+                keyboard.close()
+
+
+class Attached:
+    """One child joined to our streams.
+
+    Args:
+        child: a visited one.
+        keys: what the keys send that detach.
+        types: whether we have the keyboard.
+    """
+
+    def __init__(self, child: actors.Child, keys: bytes, *, types: bool) -> None:
+        self._child = child
+        self._detacher = Detacher(keys)
+        self._types = types
+        self._console = console.Console()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, *, replay: bool) -> actors.ExitStatus | None:
+        """Stay attached until the child ends, or the person leaves."""
+        if not (self._child.tty and self._console.there):
+            return await self._both(replay=replay)
+        deadly = {n: partial(self._console.die, n) for n in console.ENDING}
+        size = {signal.SIGWINCH: self._fit_soon} if self._types else {}
+        with console.handling({**deadly, **size}), self._console.raw():
+            if self._types:
+                self._fit_soon()
+            return await self._both(replay=replay)
+
+    def _fit_soon(self) -> None:
+        self._tasks.add(asyncio.ensure_future(foreground.fit(self._child)))
+
+    async def _both(self, *, replay: bool) -> actors.ExitStatus | None:
+        """Show and type at once, until one of them is over."""
+        showing = asyncio.ensure_future(self._show(replay=replay))
+        typing = asyncio.ensure_future(self._type())
+        try:
+            await asyncio.wait((showing, typing), return_when="FIRST_COMPLETED")
+            if showing.done() or not typing.result():
+                return await showing
+            return None
+        finally:
+            for task in (showing, typing, *self._tasks):
+                task.cancel()
+            left = (showing, typing, *self._tasks)
+            await asyncio.gather(*left, return_exceptions=True)
+
+    async def _show(self, *, replay: bool) -> actors.ExitStatus:
+        after: int | str = "newest"
+        if replay:
+            after = await self._replay()
+        async with self._child.events(after) as events:  # type: ignore[arg-type]  # it is a place
+            async for event in events:
+                if isinstance(event, actors.Chunk):
+                    await operating.put(event.stream, event.data)
+                elif isinstance(event, actors.Gap):
+                    await operating.tell_missing(event.end - event.start)
+        return await self._child.wait()
+
+    async def _replay(self) -> int:
+        """Show what is kept, and return the place where it ends."""
+        place = 0
+        old: list[bytes] = []
+        for event in await operating.kept(self._child):
+            if isinstance(event, actors.Gap):
+                place += event.end - event.start
+                continue  # what came before is not to be seen any more
+            place = event.sequence + len(event.data)
+            if self._child.tty:
+                old.append(event.data)
+            else:
+                await operating.put(event.stream, event.data)
+        await stdio.put(stdio.STDOUT, unasking(b"".join(old)))
+        return place
+
+    async def _type(self) -> bool:
+        """Pass on what is typed; return whether the person has left.
+
+        What is typed while nobody wants it is read as well: it may be the way out.
+        """
+        while data := await stdio.read():
+            if self._child.tty and self._console.there:
+                passed = self._detacher.typed(data)
+                if not self._types and _INTERRUPT in data:
+                    return True
+            else:
+                passed = data
+            with suppress(actors.StdinUnavailable):
+                if self._types and passed:
+                    await foreground.type_in(self._child, passed)
+            if self._detacher.detached:
+                return True
+        if self._types and not self._child.tty:
+            with suppress(actors.StdinUnavailable):
+                await self._child.close_stdin()
+        return False

@@ -1,0 +1,90 @@
+"""`creche ps`: the sessions of a broker."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from actors.cli import words
+
+if TYPE_CHECKING:
+    from actors.events import Lifecycle, Snapshot
+
+HEADS = ("ID", "NAME", "STATE", "PID", "TIME", "SCOPE", "COMMAND")
+
+
+@click.command(cls=words.Verb)
+@click.option("-a", "--all", "ended", is_flag=True, help="Those too that have ended.")
+@click.option("--scope", help="Only those of the scopes of this name.")
+@click.option("--watch", is_flag=True, help="Go on with a line for all that happens.")
+@words.AS_JSON
+@words.BROKER
+def ps(endpoint: str | None, scope: str | None, **given: bool) -> None:
+    """List the sessions of a running broker.
+
+    With --json it is one array of objects: id, name, scope, state (starting, running,
+    exited, closed), pid, argv, cwd, tty ([rows, cols] or null), wall_time in seconds,
+    code, signal, cause (null while it runs), dropped (bytes of output no longer kept),
+    owner_alive, metadata. With --watch as well, each is a line, and so is what happens:
+    event, id, scope, time, status, error, missed (events that came too fast).
+    """
+    from actors import operating  # noqa: PLC0415 - see the package's docstring
+
+    broker = words.broker(endpoint)
+    if given["watch"]:
+        words.finish(_watch(broker, scope, as_json=given["as_json"]))
+        return
+    found = words.finish(operating.listed(broker, scope, ended=given["ended"]))
+    if given["as_json"]:
+        words.tell(json.dumps([operating.described(one) for one in found]))
+    else:
+        words.tell(words.fitted(words.table(HEADS, map(_row, found))))
+
+
+async def _watch(broker: str, scope: str | None, *, as_json: bool) -> None:
+    from actors import operating  # noqa: PLC0415
+    from actors.events import Snapshot  # noqa: PLC0415
+
+    line = _as_json if as_json else _as_line
+    async for what in operating.happening(broker, scope):
+        known = operating.described(what) if isinstance(what, Snapshot) else None
+        words.tell(line(what, known))
+
+
+def _as_json(what: "Snapshot | Lifecycle", known: dict[str, Any] | None) -> str:
+    return json.dumps(known or _event(what))  # type: ignore[arg-type]  # known if not
+
+
+def _as_line(what: "Snapshot | Lifecycle", known: dict[str, Any] | None) -> str:
+    if known is not None:
+        return words.fitted("  ".join(map(str, _row(what))))  # type: ignore[arg-type]
+    event = _event(what)  # type: ignore[arg-type]  # not known: it is one
+    why = event["status"] or event["error"] or ""
+    return f"{event['id']}  {event['event']}  {why}  {event['scope']}".rstrip()
+
+
+def _event(event: "Lifecycle") -> dict[str, Any]:
+    return {
+        "event": event.kind,
+        "id": event.id,
+        "scope": event.scope,
+        "time": event.time,
+        "status": None if event.status is None else words.end(event.status),
+        "error": None if event.error is None else str(event.error),
+        "missed": event.missed,
+    }
+
+
+def _row(found: "Snapshot") -> tuple[object, ...]:
+    import shlex  # noqa: PLC0415
+
+    state = found.state if found.status is None else words.end(found.status)
+    return (
+        found.id,
+        found.metadata.get("name", "-"),
+        state,
+        found.pid or "-",
+        words.duration(found.wall_time),
+        found.scope or "-",
+        " ".join(shlex.join(found.argv).split()),
+    )

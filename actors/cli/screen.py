@@ -1,0 +1,42 @@
+"""`creche screen`: what the terminal of a session shows."""
+
+import json
+
+import click
+
+from actors.cli import words
+
+
+@click.command(cls=words.Verb)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="For programs: rows, cols, lines, cursor ([row, column] from 0), title, "
+    "missed (bytes of its output that are not kept any more).",
+)
+@words.BROKER
+@click.argument("session", metavar="ID")
+def screen(session: str, endpoint: str | None, *, as_json: bool) -> None:
+    """Write what the terminal of session ID shows now, as text.
+
+    It is drawn from what is kept of its output. It needs the extra `screen`.
+    """
+    from actors import operating  # noqa: PLC0415 - see the package's docstring
+
+    try:
+        shown = words.finish(operating.screen(words.broker(endpoint), session))
+    except ModuleNotFoundError as missing:
+        raise click.ClickException(str(missing)) from missing
+    if not as_json:
+        words.tell(shown.text)
+        return
+    facts = {
+        "rows": shown.size.rows,
+        "cols": shown.size.cols,
+        "lines": shown.lines,
+        "cursor": shown.cursor,
+        "title": shown.title,
+        "missed": shown.missed,
+    }
+    words.tell(json.dumps(facts))

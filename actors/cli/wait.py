@@ -1,0 +1,43 @@
+"""`creche wait`: the end of a session."""
+
+import json
+import sys
+
+import click
+
+from actors.cli import words
+
+
+@click.command(cls=words.ChildVerb)
+@click.option("--timeout", type=words.SECONDS, help="End with 124 after this.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Report its end on stdout: exit_code, code, signal, cause, usage, times.",
+)
+@words.BROKER
+@click.argument("session", metavar="ID")
+def wait(
+    session: str, endpoint: str | None, *, timeout: float | None, as_json: bool
+) -> None:
+    """Wait until session ID ends; end with its exit code.
+
+    As of `run`: 128 + N is its death by signal N, 124 a timeout, its own or this one,
+    125 trouble here.
+    """
+    import dataclasses  # noqa: PLC0415 - see the package's docstring
+
+    from actors import operating  # noqa: PLC0415
+    from broker.outcomes import TimedOut  # noqa: PLC0415
+
+    broker = words.broker(endpoint)
+    try:
+        status = words.finish(operating.wait(broker, session, timeout))
+    except TimedOut:
+        click.echo(f"creche: {session} still runs", err=True)
+        sys.exit(words.TIMED_OUT)
+    code = words.exit_code(status)
+    if as_json:
+        words.tell(json.dumps({"exit_code": code, **dataclasses.asdict(status)}))
+    sys.exit(code)

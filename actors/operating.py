@@ -1,0 +1,391 @@
+"""What a person does with the sessions of a running broker: the verbs of `creche`.
+
+All of it goes through an engine with the operator's key, which owns nothing: whatever
+ends here, also by Ctrl-C, no session does. A session is addressed by its number, or by
+the name that is in its metadata as `name`.
+
+A detached session is spawned under a key that all of these engines have, and given up
+at once. Its end counts as told once one of them has visited it.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import actors
+from actors import console, stdio
+from actors.replay import unasking
+
+OWNER: Final = b"creche run --detach"
+"""The key of detached sessions; it is no secret: whoever uses it is the operator."""
+NAME: Final = "name"
+QUIT: Final = b"\x1c"
+END: Final = b"\x04"
+INTERRUPT: Final = b"\x03"
+
+
+@asynccontextmanager
+async def operating(
+    endpoint: str, settings: actors.Settings | None = None
+) -> AsyncIterator[actors.Engine]:
+    """Open an engine that may do everything with the sessions of a broker.
+
+    Raises:
+        BrokerLost: there is no broker.
+    """
+    engine = actors.Engine(endpoint, owner_key=OWNER, operator=True, settings=settings)
+    try:
+        await engine.__aenter__()
+    except (actors.BrokerLost, actors.InvalidRequest) as error:
+        absent = f"no broker answers at {endpoint}: start one by `creche serve`"
+        raise actors.BrokerLost(absent) from error
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+async def find(engine: actors.Engine, word: str) -> int:
+    """Return the number of the session that a number or a name stands for.
+
+    A living one comes first, then the one that was started last.
+
+    Raises:
+        SessionNotFound: there is none.
+        InvalidRequest: several living ones have this name.
+    """
+    if word.isdecimal():
+        return int(word)
+    named = [
+        found
+        for found in await engine.children(ended=True)
+        if found.metadata.get(NAME) == word
+    ]
+    living = [found for found in named if found.status is None]
+    if len(living) > 1:
+        ids = ", ".join(str(found.id) for found in living)
+        raise actors.InvalidRequest("name", f"{word!r} is that of several: {ids}")
+    if not named:
+        raise actors.SessionNotFound(f"no session has the number or name {word!r}")
+    return (living or named)[-1].id
+
+
+async def visit(engine: actors.Engine, word: str) -> actors.Child:
+    """Return a handle of the session that a number or a name stands for.
+
+    Raises:
+        SessionNotFound: there is none, or it is over and forgotten.
+        InvalidRequest: several living ones have this name, or it is no number.
+        WorkerLost: its worker died.
+    """
+    number = await find(engine, word)
+    try:
+        return await engine.visit(number)
+    except actors.SessionNotFound as error:
+        gone = f"there is no session {word}: see `creche ps --all`"
+        raise actors.SessionNotFound(gone) from error
+
+
+# -- starting ----------------------------------------------------------------------
+
+
+async def detach(
+    endpoint: str,
+    argv: tuple[str, ...],
+    options: dict[str, Any],
+    *,
+    name: str | None,
+    ttl: float | None,
+    grace: float,
+) -> dict[str, Any]:
+    """Start a child that belongs to nobody; return its `id`, `name` and `pid`.
+
+    Args:
+        endpoint: of the broker that it is left to.
+        argv: the command.
+        options: more of what `actors.Spec` takes.
+        name: that it can be addressed by; no living session may have it.
+        ttl: seconds after which it is killed.
+        grace: seconds between SIGTERM and SIGKILL.
+
+    Raises:
+        InvalidRequest: the name is taken or is a number, or an option is not valid.
+        SpawnFailed, CapacityExceeded, BrokerLost: as for `Engine.spawn`.
+    """
+    settings = actors.Settings(terminate_grace=grace)
+    if options.get("tty"):
+        options = {**options, "tty": console.size() or True}
+    async with operating(endpoint, settings) as engine:
+        if name is not None:
+            await _check_name(engine, name)
+            options = {**options, "metadata": {NAME: name}}
+        child = await engine.spawn(argv, **options)
+        started = {"id": child.id, "name": name, "pid": child.pid}
+        await child.detach(ttl)
+        return started
+
+
+async def _check_name(engine: actors.Engine, name: str) -> None:
+    if not name or name.isdecimal():
+        raise actors.InvalidRequest("name", "is a word, and no number")
+    for found in await engine.children():
+        if found.metadata.get(NAME) == name:
+            taken = f"{name!r} is the name of session {found.id}, which still runs"
+            raise actors.InvalidRequest("name", taken)
+
+
+# -- looking -----------------------------------------------------------------------
+
+
+async def listed(
+    endpoint: str, scope: str | None, *, ended: bool
+) -> list[actors.Snapshot]:
+    """Return the sessions of a broker, or those of one scope, by number."""
+    async with operating(endpoint) as engine:
+        return await engine.children(scope, ended=ended)
+
+
+def described(found: actors.Snapshot) -> dict[str, Any]:
+    """Return what `ps --json` tells of a session; times in seconds, sizes in bytes."""
+    status = found.status
+    return {
+        "id": found.id,
+        "name": found.metadata.get(NAME),
+        "scope": found.scope,
+        "state": found.state,
+        "pid": found.pid,
+        "argv": list(found.argv),
+        "cwd": found.cwd,
+        "tty": None if found.tty is None else [found.tty.rows, found.tty.cols],
+        "wall_time": found.wall_time,
+        "code": None if status is None else status.code,
+        "signal": None if status is None else status.signal,
+        "cause": None if status is None else status.cause,
+        "dropped": found.dropped,
+        "owner_alive": found.owner_alive,
+        "metadata": dict(found.metadata),
+    }
+
+
+async def happening(
+    endpoint: str, scope: str | None
+) -> AsyncIterator[actors.Snapshot | actors.Lifecycle]:
+    """Yield the sessions there are, then what happens to any, without end."""
+    async with operating(endpoint) as engine, engine.events(scope) as events:
+        for found in await engine.children(scope):
+            yield found
+        async for event in events:
+            yield event
+
+
+async def stats(endpoint: str, word: str) -> actors.Stats:
+    """Return what a session wrote, and what its tree uses."""
+    async with operating(endpoint) as engine:
+        return await (await visit(engine, word)).stats()
+
+
+async def logs(endpoint: str, word: str, *, follow: bool, since: int) -> None:
+    """Write the output of a session, which is kept in part, to our streams.
+
+    Args:
+        endpoint: of its broker.
+        word: its number or name.
+        follow: go on until its end.
+        since: bytes of both streams to leave out, those included that are not kept.
+
+    Raises:
+        ReaderGone: nobody reads our output.
+    """
+    async with operating(endpoint) as engine:
+        child = await visit(engine, word)
+        there = await produced(child)
+        start = min(since, there)
+        if start < there or follow:
+            await show(child, start, None if follow else there)
+
+
+async def produced(child: actors.Child) -> int:
+    """Return how many bytes a child has written so far."""
+    now = await child.stats()
+    both = (now.stdout, now.stderr)
+    return sum(stream.produced for stream in both if stream is not None)
+
+
+async def show(child: actors.Child, start: int, until: int | None) -> None:
+    """Write a child's output from one place on, up to another or to its end."""
+    harmless = child.tty and os.isatty(stdio.STDOUT)
+    place = start
+    # A reader that begins in the middle is not told what is not kept there.
+    async with child.events(start or "oldest") as events:
+        async for event in events:
+            if isinstance(event, actors.Gap):
+                place += event.end - event.start
+                await tell_missing(event.end - event.start)
+            elif isinstance(event, actors.Chunk):
+                if event.sequence > place:
+                    await tell_missing(event.sequence - place)
+                data = unasking(event.data) if harmless else event.data
+                await put(event.stream, data)
+                place = event.sequence + len(event.data)
+                if until is not None and place >= until:
+                    return
+
+
+async def put(stream: str, data: bytes) -> None:
+    """Write a child's output to our stream of the same name."""
+    await stdio.put(stdio.STDOUT if stream == "stdout" else stdio.STDERR, data)
+
+
+async def tell_missing(count: int) -> None:
+    """Say that output is not there any more."""
+    words = f"creche: {count} bytes of output are not kept any more\r\n"
+    await stdio.put(stdio.STDERR, words.encode())
+
+
+async def screen(endpoint: str, word: str) -> actors.Screen:
+    """Return what the terminal of a session shows.
+
+    Raises:
+        NotATerminal: it has none.
+        ModuleNotFoundError: pyte is not installed.
+    """
+    async with operating(endpoint) as engine:
+        child = await visit(engine, word)
+        size = (await child.snapshot()).tty
+        if size is None:
+            raise actors.NotATerminal
+        shown = actors.Screen(size)
+        for event in await kept(child):
+            shown.feed(event)
+        return shown
+
+
+async def kept(child: actors.Child) -> list[actors.Chunk | actors.Gap]:
+    """Return the output that is kept of a child now."""
+    there = await produced(child)
+    found: list[actors.Chunk | actors.Gap] = []
+    if not there:
+        return found
+    async with child.events() as events:
+        async for event in events:
+            if isinstance(event, actors.Chunk | actors.Gap):
+                found.append(event)
+            if (
+                isinstance(event, actors.Chunk)
+                and event.sequence + len(event.data) >= there
+            ):
+                break
+    return found
+
+
+# -- acting ------------------------------------------------------------------------
+
+
+async def wait(endpoint: str, word: str, timeout: float | None) -> actors.ExitStatus:
+    """Return how a session ended, once it has.
+
+    Raises:
+        TimedOut: it did not in time.
+    """
+    async with operating(endpoint) as engine:
+        return await (await visit(engine, word)).wait(timeout)
+
+
+async def resize(endpoint: str, word: str, rows: int, cols: int) -> None:
+    """Give a session's terminal another size."""
+    async with operating(endpoint) as engine:
+        await (await visit(engine, word)).resize(rows, cols)
+
+
+Killed = tuple[str, actors.KillReceipt | actors.EngineError]
+"""A session as it was addressed, and what became of it."""
+
+
+async def kill(
+    endpoint: str,
+    words: Iterable[str],
+    *,
+    scope: str | None,
+    everything: bool,
+    grace: float | None,
+) -> list[Killed]:
+    """End sessions at once; return what became of each.
+
+    Args:
+        endpoint: of their broker.
+        words: numbers and names.
+        scope: end all in the scopes of this name as well.
+        everything: end all there are.
+        grace: seconds between SIGTERM and SIGKILL; None: SIGKILL at once.
+    """
+    async with operating(endpoint) as engine:
+        named = list(words)
+        if everything or scope is not None:
+            found = await engine.children(None if everything else scope)
+            named += [str(session.id) for session in found]
+        unique = list(dict.fromkeys(named))
+        ends = (_kill(engine, word, grace) for word in unique)
+        return list(zip(unique, await asyncio.gather(*ends), strict=True))
+
+
+async def _kill(
+    engine: actors.Engine, word: str, grace: float | None
+) -> actors.KillReceipt | actors.EngineError:
+    try:
+        child = await visit(engine, word)
+        return await (child.kill() if grace is None else child.terminate(grace))
+    except (actors.SessionNotFound, actors.WorkerLost, actors.InvalidRequest) as error:
+        return error
+
+
+async def write(
+    endpoint: str, word: str, data: str | None, keys: list[bytes], *, eof: bool
+) -> None:
+    """Write to a session's stdin.
+
+    Args:
+        endpoint: of its broker.
+        word: its number or name.
+        data: what to write first; None: nothing, or our stdin if there are no keys.
+        keys: what keys send, written next.
+        eof: close its stdin at last.
+
+    Raises:
+        StdinUnavailable: it takes no input, or ended before it took all.
+        InvalidRequest: its terminal would cut a line.
+    """
+    async with operating(endpoint) as engine:
+        child = await visit(engine, word)
+        if data is not None:
+            await _write(child, data.encode("utf-8", "surrogateescape"))
+        elif not keys and not eof:
+            while piece := await stdio.read():
+                await _write(child, piece)
+        for key in keys:
+            await _press(child, key)
+        if eof:
+            await child.close_stdin()
+
+
+async def _write(child: actors.Child, data: bytes) -> None:
+    done = await child.write(data)
+    if done.accepted < len(data):
+        why = f"it ended: {done.accepted} of {len(data)} bytes went in"
+        raise actors.StdinUnavailable(why)
+
+
+async def _press(child: actors.Child, key: bytes) -> None:
+    """Type a key; where there is no terminal, do what one would make of it."""
+    if child.tty:
+        await _write(child, key)
+    elif key == INTERRUPT:
+        await child.interrupt()
+    elif key == QUIT:
+        await child.signal(signal.SIGQUIT, group=True)
+    elif key == END:
+        await child.close_stdin()
+    else:
+        await _write(child, b"\n" if key == b"\r" else key)

@@ -1,0 +1,84 @@
+"""The standard streams of this process, read and written beside an event loop.
+
+Reading waits in the loop, and writing in a thread: a reader may not take our output for
+hours, and signals are to get through meanwhile.
+"""
+
+import asyncio
+import os
+import select
+from typing import Final
+
+STDIN, STDOUT, STDERR = range(3)
+PIECE: Final = 64 * 1024
+"""Bytes read from stdin at once: what one message to a worker carries."""
+
+
+class ReaderGone(Exception):
+    """Nobody reads our output any more."""
+
+
+def fill() -> None:
+    """Open /dev/null for each standard stream that was closed when we started.
+
+    The next file opened would take its number, and get a child's output. Call it before
+    the event loop opens files of its own.
+    """
+    for fd in (STDIN, STDOUT, STDERR):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+async def put(fd: int, data: bytes) -> None:
+    """Write all of `data`, however long that takes.
+
+    Raises:
+        ReaderGone: nobody will read it.
+        OSError: it was refused, by a full disk for one.
+    """
+    try:
+        await asyncio.to_thread(_write, fd, data)
+    except BrokenPipeError:
+        raise ReaderGone from None
+
+
+def _write(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:
+            # Somebody made the shared file non-blocking, a terminal's for one.
+            select.select((), (fd,), ())
+
+
+async def read() -> bytes:
+    """Return what is on stdin next, waiting for it; nothing at its end."""
+    while True:
+        await _readable(STDIN)
+        try:
+            return os.read(STDIN, PIECE)
+        except BlockingIOError:
+            continue  # another reader of the same file was faster
+        except OSError:
+            return b""  # a directory, or the terminal of others: nothing to read
+
+
+async def _readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    try:
+        loop.add_reader(fd, _set, ready)
+    except PermissionError:
+        return  # a regular file: always ready, so epoll refuses it
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)
+
+
+def _set(ready: "asyncio.Future[None]") -> None:
+    if not ready.done():
+        ready.set_result(None)

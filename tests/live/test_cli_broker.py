@@ -1,0 +1,355 @@
+"""The verbs of `creche` that work on a running broker."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import actors
+from actors import blocking, embedded
+from broker import auth
+from tests.helpers import alive, eventually, gone, python, tag, tagged
+from tests.live.children import REST, program
+from tests.parts import serving
+from tests.person import CRECHE, PATIENCE
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A broker that every command here finds."""
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    monkeypatch.setenv("CRECHE_BROKER", endpoint)
+    with serving(endpoint):
+        yield endpoint
+
+
+def creche(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
+    plain: dict[str, Any] = {} if "input" in options else {"stdin": subprocess.DEVNULL}
+    return subprocess.run(
+        [*CRECHE, *words],
+        env=embedded.environment(),
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+        **plain | options,
+    )
+
+
+def said(*words: str, **options: Any) -> str:
+    """What a command says that succeeds."""
+    done = creche(*words, **options)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout.decode()
+
+
+def left(*words: str) -> str:
+    """Leave a command to the broker; return its number."""
+    return said("run", "--detach", *words).strip()
+
+
+def refused(*words: str, code: int = 1) -> str:
+    """The one sentence of a command that fails."""
+    done = creche(*words)
+    assert (done.returncode, done.stdout) == (code, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("creche: ")
+    return line
+
+
+# -- run --detach -------------------------------------------------------------------
+
+
+def test_what_is_left_lives_on_and_is_found_from_anywhere(broker: str) -> None:
+    word = tag()
+    number = left("--name", "job", "--", *python(SAYS_AND_STAYS, word))
+    assert tagged(word)
+    eventually(lambda: said("logs", "job") == "one\n")
+    (found,) = json.loads(said("ps", "--json"))
+    assert (found["id"], found["name"], found["state"]) == (
+        int(number),
+        "job",
+        "running",
+    )
+    assert found["owner_alive"] is False
+    assert said("kill", "job") == "job: 1 process ended\n"
+    assert not tagged(word)
+    assert creche("wait", "job").returncode == 128 + signal.SIGKILL
+    assert said("logs", number) == "one\n"
+
+
+SAYS_AND_STAYS = "print('one', flush=True); signal.pause()"
+
+
+def test_its_start_is_told_to_programs(broker: str) -> None:
+    done = said("run", "-d", "--json", "--name", "n", "--", "sleep", "99")
+    started = json.loads(done)
+    assert (started["id"], started["name"]) == (1000, "n")
+    assert alive(started["pid"])
+
+
+def test_a_name_is_one_living_sessions(broker: str) -> None:
+    first = left("--name", "same", "--", "sleep", "99")
+    taken = refused("run", "-d", "--name", "same", "--", "true", code=125)
+    assert f"session {first}" in taken
+    creche("kill", first)
+    second = left("--name", "same", "--", "sh", "-c", "echo second")
+    assert creche("wait", "same").returncode == 0
+    assert said("logs", "same") == said("logs", second) == "second\n"
+    for name in ("", "12"):
+        assert "name" in refused("run", "-d", "--name", name, "--", "true", code=125)
+
+
+def test_two_living_ones_of_a_name_are_told_apart_by_number(broker: str) -> None:
+    with blocking.Engine(broker) as engine:
+        twins = [
+            engine.spawn(program(REST), metadata={"name": "twin"}) for _ in range(2)
+        ]
+        sentence = refused("stats", "twin")
+        assert all(str(twin.id) in sentence for twin in twins)
+
+
+def test_its_ttl_ends_it(broker: str) -> None:
+    word = tag()
+    left("--ttl", "0.2", "--", *python(SAYS_AND_STAYS, word))
+    gone(word)
+
+
+def test_its_input_is_empty_unless_it_is_to_be_written_to(broker: str) -> None:
+    assert creche("wait", left("--", "cat")).returncode == 0
+    number = left("--interactive", "--", "cat")
+    assert said("write", number, "a line", "--keys", "Enter") == ""
+    eventually(lambda: said("logs", number) == "a line\n")
+    assert said("write", number, input=b"from stdin\n") == ""
+    assert said("write", number, "--eof") == ""
+    assert creche("wait", number).returncode == 0
+    assert said("logs", number) == "a line\nfrom stdin\n"
+    assert "ended" in refused("write", number, "more")
+
+
+@pytest.mark.parametrize("words", [("--name", "x"), ("--ttl", "5s")])
+def test_what_belongs_to_a_detached_one_needs_it(words: tuple[str, str]) -> None:
+    done = creche("run", *words, "--", "true")
+    assert done.returncode == 125
+    assert b"need --detach" in done.stderr
+
+
+def test_a_command_that_cannot_start_is_told_at_once(broker: str) -> None:
+    assert "no-such" in refused("run", "-d", "--", "no-such-program", code=127)
+
+
+def test_the_usual_broker_is_the_one_that_serve_starts() -> None:
+    endpoint = auth.usual_endpoint(os.environ, os.geteuid())
+    assert "creche serve" in refused("ps")
+    with serving(endpoint):
+        number = left("--", "sh", "-c", "exit 5")
+        assert creche("wait", number).returncode == 5
+
+
+# -- ps -----------------------------------------------------------------------------
+
+
+def test_a_table_of_sessions(broker: str) -> None:
+    with blocking.Engine(broker) as engine, engine.scope("build") as scope:
+        child = scope.spawn(["sh", "-c", "sleep 99 # a\n# b"])
+        ended = left("--name", "done", "--", "sh", "-c", "exit 3")
+        assert creche("wait", ended).returncode == 3
+        rows = [re.split(r"  +", line) for line in said("ps").splitlines()]
+        assert rows[0] == ["ID", "NAME", "STATE", "PID", "TIME", "SCOPE", "COMMAND"]
+        (row,) = rows[1:]
+        assert row[:4] == [str(child.id), "-", "running", str(child.pid)]
+        assert row[5:] == ["build", "sh -c 'sleep 99 # a # b'"]
+        everything = said("ps", "--all").splitlines()
+        assert len(everything) == 3
+        assert "done  exited 3" in everything[2]
+        assert len(said("ps", "-a", "--scope", "build").splitlines()) == 2
+
+
+def test_what_happens_is_told_line_by_line(broker: str) -> None:
+    number = left("--", "sleep", "99")
+    with subprocess.Popen(
+        [*CRECHE, "ps", "--watch", "--json"],
+        env=embedded.environment(),
+        stdout=subprocess.PIPE,
+    ) as watching:
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["id"] == int(number)
+        creche("kill", number)
+        event = json.loads(watching.stdout.readline())
+        assert (event["event"], event["id"]) == ("exited", int(number))
+        assert event["status"] == "signal 9, killed"
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(PATIENCE) == 128 + signal.SIGINT
+
+
+# -- logs ---------------------------------------------------------------------------
+
+
+def test_each_stream_is_written_to_ours(broker: str) -> None:
+    number = left("--", "sh", "-c", "echo out; echo err >&2")
+    creche("wait", number)
+    done = creche("logs", number)
+    assert (done.stdout, done.stderr) == (b"out\n", b"err\n")
+
+
+def test_logs_are_followed_to_the_end(broker: str) -> None:
+    number = left("-i", "--", "sh", "-c", "echo one; read x; echo two")
+    with subprocess.Popen(
+        [*CRECHE, "logs", "-f", number],
+        env=embedded.environment(),
+        stdout=subprocess.PIPE,
+    ) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == b"one\n"
+        creche("write", number, "--keys", "Enter")
+        assert following.stdout.read() == b"two\n"
+        assert following.wait(PATIENCE) == 0
+
+
+def test_logs_begin_where_one_left_off(broker: str) -> None:
+    number = left("--", "printf", "abcdef")
+    creche("wait", number)
+    assert said("logs", "--since", "4", number) == "ef"
+    assert said("logs", "--since", "1K", number) == ""
+    assert json.loads(said("stats", "--json", number))["stdout"]["produced"] == 6
+
+
+@pytest.mark.parametrize("since", ["0", "10"])
+def test_what_is_not_kept_is_told(broker: str, since: str) -> None:
+    with blocking.Engine(broker) as engine:
+        keep = actors.OutputPolicy.tail(3)
+        child = engine.spawn(["printf", "%030d", "7"], retention=keep)
+        child.wait()
+        done = creche("logs", "--since", since, str(child.id))
+        assert done.stdout == b"007"
+        missing = 27 - int(since)
+        assert done.stderr.startswith(f"creche: {missing} bytes of output".encode())
+
+
+# -- write, resize, screen, stats ---------------------------------------------------
+
+
+def test_a_terminal_is_typed_into_resized_and_looked_at(broker: str) -> None:
+    number = left("-t", "--env", "PS1=$ ", "--", "bash", "--norc", "--noprofile")
+    assert said("resize", number, "5", "40") == ""
+    said("write", number, "stty size; cat", "--keys", "Enter")
+    eventually(lambda: said("screen", number) == "$ stty size; cat\n5 40\n")
+    said("write", number, "--keys", "x Enter C-c")
+    eventually(lambda: said("screen", number).endswith("x\nx\n^C\n$\n"))
+    facts = json.loads(said("screen", "--json", number))
+    assert (facts["rows"], facts["cols"], facts["missed"]) == (5, 40, 0)
+    assert facts["cursor"] == [4, 2]
+    assert "no terminal" in refused("screen", left("--", "sleep", "99"))
+
+
+def test_keys_do_in_a_pipe_what_they_do_in_a_terminal(broker: str) -> None:
+    codes = {"C-c": 130, "C-d": 0, "C-\\": 131}
+    for keys, code in codes.items():
+        number = left("-i", "--", "cat")
+        assert said("write", number, "--keys", keys) == ""
+        assert creche("wait", number).returncode == code
+    done = creche("write", "1000", "--keys", "Entr")
+    assert done.returncode == 2
+    assert b"'Entr' is no key" in done.stderr
+
+
+def test_what_a_session_uses_is_told(broker: str) -> None:
+    number = left("--", "sh", "-c", "echo 12345; sleep 99 & wait")
+    eventually(lambda: "processes  2\n" in said("stats", number))
+    assert "stdout     6 bytes, 6 kept, 0 not" in said("stats", number)
+
+
+# -- kill and wait ------------------------------------------------------------------
+
+
+def test_a_kill_answers_for_each(broker: str) -> None:
+    one, two = left("--", "sleep", "99"), left("--", "true")
+    creche("wait", two)
+    done = creche("kill", one, two, "4711", "--json")
+    assert done.returncode == 1
+    answers = {answer["id"]: answer for answer in json.loads(done.stdout)}
+    assert answers[one] == {
+        "id": one,
+        "signalled": 1,
+        "reaped": 1,
+        "survivors": [],
+        "error": None,
+    }
+    assert (answers[two]["signalled"], answers[two]["error"]) == (0, None)
+    assert "4711" in answers["4711"]["error"]
+
+
+def test_a_kill_may_be_of_a_scope_or_of_all(broker: str) -> None:
+    with blocking.Engine(broker) as engine, engine.scope("build") as scope:
+        inside, outside = scope.spawn(program(REST)), engine.spawn(program(REST))
+        assert said("kill", "--scope", "build") == f"{inside.id}: 1 process ended\n"
+        assert alive(outside.pid)
+        assert said("kill", "--all") == f"{outside.id}: 1 process ended\n"
+        assert said("kill", "--all") == ""
+    assert creche("kill").returncode == 2
+
+
+def test_a_kill_with_grace_asks_first(broker: str) -> None:
+    number = left("--", "sh", "-c", "trap 'echo bye; exit 4' TERM; echo up; read x")
+    polite = left("--interactive", "--", "sh", "-c", POLITE)
+    eventually(lambda: said("logs", polite) == "up\n")
+    assert creche("kill", "--grace", "10s", number, polite).returncode == 0
+    assert creche("wait", polite).returncode == 4
+
+
+POLITE = "trap 'exit 4' TERM; echo up; while :; do sleep 1; done"
+
+
+def test_a_wait_ends_with_the_childs_code(broker: str) -> None:
+    assert creche("wait", left("--", "sh", "-c", "exit 42")).returncode == 42
+    ended = left("--timeout", "0.1", "--", "sleep", "99")
+    done = creche("wait", "--json", ended)
+    assert done.returncode == 124
+    status = json.loads(done.stdout)
+    assert (status["exit_code"], status["cause"]) == (124, "timeout")
+    runs = left("--", "sleep", "99")
+    assert "still runs" in refused("wait", "--timeout", "0.1", runs, code=124)
+    assert "4711" in refused("wait", "4711", code=125)
+
+
+# -- the frame ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_how_to_complete(shell: str) -> None:
+    script = creche("completion", shell)
+    assert b"_CRECHE_COMPLETE" in script.stdout
+
+
+def test_bash_completes_the_verbs(tmp_path: Path) -> None:
+    command = tmp_path / "creche"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m actors "$@"\n')
+    command.chmod(0o755)
+    line = (
+        'eval "$(creche completion bash)"; COMP_WORDS=(creche at); COMP_CWORD=1; '
+        '_creche_completion creche; echo "${COMPREPLY[@]}"'
+    )
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", line],
+        env=embedded.environment() | {"PATH": path},
+        capture_output=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    assert done.stdout == b"attach\n"
+
+
+@pytest.mark.parametrize("verb", ["ps", "logs", "attach", "write", "wait", "kill"])
+def test_without_a_broker_one_sentence_says_so(verb: str) -> None:
+    code = 125 if verb in ("attach", "wait") else 1
+    words = () if verb == "ps" else ("1000",)
+    assert "creche serve" in refused(verb, *words, code=code)

@@ -1,0 +1,308 @@
+"""The command `creche` at a terminal: what a person types and sees."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from actors import blocking, embedded
+from tests.helpers import eventually, python
+from tests.parts import serving
+from tests.person import CRECHE, PATIENCE, Person
+
+pytestmark = pytest.mark.live
+
+BASH = ("bash", "--norc", "--noprofile")
+RUN = ("run", "--tty", "--", *BASH)
+RAW = python("import tty; tty.setraw(0); print('up', flush=True); input()")
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[str]:
+    where = f"ipc://{tmp_path}/shared/broker.sock"
+    with serving(where):
+        yield where
+
+
+@pytest.fixture
+def broker(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A broker that every command here finds."""
+    monkeypatch.setenv("CRECHE_BROKER", endpoint)
+    return endpoint
+
+
+def creche(*words: str) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run(
+        [*CRECHE, *words],
+        env=embedded.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def left(*words: str) -> str:
+    """Leave a command to the broker; return its number."""
+    done = creche("run", "--detach", "--env", "PS1=$ ", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode().strip()
+
+
+def connected(endpoint: str) -> None:
+    """Wait until somebody else is connected to the broker."""
+    with blocking.Engine(endpoint) as engine:
+        eventually(lambda: engine.info().counts["clients"] > 1)
+
+
+# -- run --tty ----------------------------------------------------------------------
+
+
+def test_a_shell_in_a_terminal_is_as_without_it() -> None:
+    with Person.at(*RUN) as person:
+        person.sees("$")
+        assert person.raw
+        person.types("stty size; tty -s && echo a terminal\r")
+        person.sees("a terminal\n")
+        person.types("exit 3\r")
+        assert person.ended() == 3
+        assert person.screen.lines[:5] == (
+            "$ stty size; tty -s && echo a terminal",
+            "10 50",
+            "a terminal",
+            "$ exit 3",
+            "exit",
+        )
+
+
+def test_a_larger_window_is_a_larger_terminal() -> None:
+    with Person.at(*RUN) as person:
+        person.sees("$")
+        person.types("trap 'stty size' WINCH\r")
+        person.sees("WINCH\n$")
+        person.resizes(20, 70)
+        person.types("\r")
+        person.sees("20 70")
+        person.types("exit\r")
+        assert person.ended() == 0
+
+
+def test_control_c_is_for_the_job_in_the_terminal() -> None:
+    with Person.at(*RUN) as person:
+        person.sees("$")
+        person.types("echo up; cat\r")
+        person.sees("\nup")
+        person.types("x\r")
+        person.sees(lambda text: text.endswith("x\nx"))
+        person.types("\x03")
+        person.sees("^C\n$")
+        person.types("echo $?; exit\r")
+        assert person.ended() == 0
+        assert "\n130\n" in person.screen.text
+
+
+def test_what_is_typed_ahead_is_not_lost() -> None:
+    with Person.at("run", "--tty", "--", "cat") as person:
+        person.types("early\n")
+        person.sees(lambda text: text.count("early") == 3)  # two echoes and one answer
+        person.types("\x04")
+        assert person.ended() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_terminal_is_restored_when_a_signal_ends_the_run(
+    number: signal.Signals,
+) -> None:
+    with Person.at("run", "--tty", "--", *RAW) as person:
+        person.sees("up")
+        assert person.raw
+        person.signals(number)
+        assert person.ended() == 128 + signal.SIGTERM
+
+
+def test_what_ignores_being_asked_is_killed_after_the_grace() -> None:
+    with Person.at("run", "--tty", "--grace", "0.1", "--", *BASH) as person:
+        person.sees("$")
+        person.signals(signal.SIGTERM)
+        assert person.ended() == 128 + signal.SIGKILL
+
+
+def test_a_terminal_is_restored_when_the_command_is_not_found() -> None:
+    with Person.at("run", "--tty", "--", "no-such-program") as person:
+        assert person.ended() == 127
+        assert "no-such-program" in person.screen.text
+
+
+def test_a_terminal_is_restored_when_the_broker_is_lost(tmp_path: Path) -> None:
+    where = f"ipc://{tmp_path}/shared/broker.sock"
+    with (
+        serving(where) as server,
+        Person.at("run", "--tty", "--", *RAW, CRECHE_BROKER=where) as person,
+    ):
+        person.sees("up")
+        server.signal(signal.SIGTERM)
+        assert person.ended() == 125
+        assert "creche: " in person.screen.text
+
+
+def test_a_line_too_long_for_the_terminal_is_told() -> None:
+    with Person.at("run", "--tty", "--", "cat") as person:
+        person.types("one\r")
+        person.sees("one\none")
+        for _ in range(5):  # our own terminal takes as much at once
+            person.types(b"x" * 1000)
+        person.sees("creche: ")
+        person.types("\x15two\r")
+        person.sees(lambda text: text.count("two") == 2)
+        person.types("\x04")
+        assert person.ended() == 0
+
+
+def test_control_c_ends_a_command_without_a_terminal_of_its_own() -> None:
+    with Person.at("run", "--", "sh", "-c", "echo up; exec sleep 99") as person:
+        person.sees("up")
+        assert not person.raw
+        person.types("\x03")
+        assert person.ended() == 128 + signal.SIGINT
+
+
+# -- attach -------------------------------------------------------------------------
+
+
+def test_a_session_is_left_and_found_again(broker: str) -> None:
+    left("-t", "--name", "shell", "--", *BASH)
+    with Person.at("attach", "shell") as person:
+        person.sees("$")
+        person.types("n=1; echo n is $n; stty size\r")
+        person.sees("10 50\n$")
+        person.types("\x10\x11")
+        assert person.ended() == 0
+        assert "creche: detached from shell" in person.screen.text
+    with Person.at("attach", "shell", rows=12, cols=60) as person:
+        person.sees("n is 1")
+        person.types("n=$((n + 1)); echo n is $n; stty size\r")
+        person.sees("12 60\n$")
+        assert person.screen.text == (
+            "$ n=1; echo n is $n; stty size\n"
+            "n is 1\n"
+            "10 50\n"
+            "$ n=$((n + 1)); echo n is $n; stty size\n"
+            "n is 2\n"
+            "12 60\n"
+            "$"
+        )
+        person.types("exit 7\r")
+        assert person.ended() == 7
+
+
+def test_control_c_in_a_session_is_for_its_job(broker: str) -> None:
+    number = left("-t", *BASH)
+    with Person.at("attach", number) as person:
+        person.sees("$")
+        person.types("echo up; cat\r")
+        person.sees("\nup")
+        person.types("x\r")
+        person.sees(lambda text: text.endswith("x\nx"))
+        person.types("\x03")
+        person.sees("^C\n$")
+        person.types("\x10\x11")
+        assert person.ended() == 0
+    assert creche("wait", "--timeout", "0", number).returncode == 124
+
+
+def test_one_types_and_the_others_watch(broker: str) -> None:
+    number = left("-t", *BASH)
+    with Person.at("attach", number) as writer:
+        writer.sees("$")
+        with Person.at("attach", number) as watcher:
+            watcher.sees(f"{number} has its writer: watching only")
+            watcher.sees("$")
+            watcher.types("echo not this\r")
+            writer.types("echo 'but that'\r")
+            for person in (writer, watcher):
+                person.sees("\nbut that\n")
+                assert "not this" not in person.screen.text
+            watcher.types("\x03")
+            assert watcher.ended() == 0
+            assert f"detached from {number}" in watcher.screen.text
+        with Person.at("attach", "--watch", "--new", number) as watcher:
+            eventually(lambda: watcher.raw)
+            writer.types("exit 4\r")
+            assert watcher.ended() == writer.ended() == 4
+            assert "but that" not in watcher.screen.text
+
+
+def test_whoever_comes_next_may_type_once_the_first_is_gone(broker: str) -> None:
+    number = left("-t", *BASH)
+    with Person.at("attach", number) as first:
+        first.sees("$")
+        first.signals(signal.SIGKILL)
+        first.process.wait()
+    with Person.at("attach", "--detach-keys", "^A d", number) as second:
+        second.sees("$")
+        second.types("echo I type\r")
+        second.sees("\nI type\n")
+        second.types("\x01x\x10\x11\x01d")
+        assert second.ended() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_the_attachment_and_restores_the_terminal(
+    broker: str, number: signal.Signals
+) -> None:
+    session = left("-t", *BASH)
+    with Person.at("attach", session) as person:
+        person.sees("$")
+        assert person.raw
+        person.signals(number)
+        assert person.ended() == -number
+    assert creche("wait", "--timeout", "0", session).returncode == 124
+
+
+def test_old_questions_to_the_terminal_are_not_asked_again(broker: str) -> None:
+    asks = r"printf 'where\033[6nam I'; stty -echo; read answer; echo $answer"
+    number = left("-t", "sh", "-c", asks)
+    with Person.at("attach", number) as person:
+        person.sees("wheream I")
+        person.types("here\r")
+        person.sees("here")
+        assert person.ended() == 0
+
+
+def test_control_c_leaves_a_session_with_pipes(broker: str) -> None:
+    number = left("-i", "sh", "-c", "echo up; while read a; do echo got $a; done")
+    with Person.at("attach", number) as person:
+        person.sees("up")
+        person.types("one\r")
+        person.sees("got one")
+        person.types("\x03")
+        assert person.ended() == 128 + signal.SIGINT
+    with Person.at("attach", number) as person:
+        person.sees("up\ngot one")
+        person.types("two\r")
+        person.sees("got two")
+        person.types("\x04")
+        assert person.ended() == 0
+
+
+# -- Ctrl-C elsewhere ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [("logs", "--follow"), ("wait",)], ids=lambda words: words[0]
+)
+def test_control_c_ends_a_look_and_nothing_else(
+    broker: str, words: tuple[str, ...]
+) -> None:
+    number = left("sh", "-c", "echo up; exec sleep 99")
+    with Person.at(*words, number) as person:
+        if words[0] == "logs":
+            person.sees("up")
+        else:
+            connected(broker)
+        person.types("\x03")
+        assert person.ended() == 128 + signal.SIGINT
+        assert "Traceback" not in person.screen.text
+    assert creche("wait", "--timeout", "0", number).returncode == 124

@@ -1,0 +1,101 @@
+"""A person at a terminal: types keys, sees a screen."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Self
+
+from actors import Screen, TtySize, embedded
+from tests.helpers import NOT_BLOCKED
+
+CRECHE = [sys.executable, "-m", "actors"]
+PATIENCE = 2 * NOT_BLOCKED
+"""Seconds for a whole command, engine and all, on a busy machine."""
+
+
+class Person:
+    """Someone before a terminal in which a command runs.
+
+    Attributes:
+        process: the command.
+        screen: what the terminal shows.
+    """
+
+    def __init__(self, command: list[str], size: TtySize, env: dict[str, str]) -> None:
+        self.screen = Screen(size)
+        self._master, self._slave = os.openpty()
+        os.set_blocking(self._master, False)
+        termios.tcsetwinsize(self._slave, (size.rows, size.cols))
+        self._before = self.modes()
+        self.process = subprocess.Popen(
+            command,
+            env=embedded.environment() | {"PS1": "$ ", "TERM": "xterm"} | env,
+            preexec_fn=lambda: os.login_tty(self._slave),  # noqa: PLW1509 - one call
+            close_fds=False,
+        )
+
+    @classmethod
+    @contextmanager
+    def at(
+        cls, *words: str, rows: int = 10, cols: int = 50, **env: str
+    ) -> Iterator[Self]:
+        """Run `creche` for a block; it has to have ended by then, or is killed."""
+        person = cls([*CRECHE, *words], TtySize(rows, cols), env)
+        try:
+            yield person
+        finally:
+            person.process.kill()
+            person.process.wait()
+            os.close(person._master)
+            os.close(person._slave)
+
+    def types(self, keys: str | bytes) -> None:
+        """Type keys."""
+        os.write(self._master, keys.encode() if isinstance(keys, str) else keys)
+
+    def sees(self, what: str | Callable[[str], Any]) -> str:
+        """Look at the screen until it shows a text, or a fact holds of it."""
+        fact = what if callable(what) else lambda text: what in text
+        self._look(lambda: fact(self.screen.text), repr(what))
+        return self.screen.text
+
+    def _look(self, fact: Callable[[], Any], what: str) -> None:
+        ends = time.monotonic() + PATIENCE
+        while not fact():
+            left = ends - time.monotonic()
+            assert left > 0, f"no {what}, but:\n{self.screen.text}"
+            if select.select([self._master], [], [], min(left, 0.05))[0]:
+                with suppress(OSError):  # hung up
+                    self.screen.feed(os.read(self._master, 65536))
+
+    def resizes(self, rows: int, cols: int) -> None:
+        """Pull at the window's corner."""
+        self.screen.resize(TtySize(rows, cols))
+        termios.tcsetwinsize(self._master, (rows, cols))
+
+    def signals(self, number: signal.Signals) -> None:
+        """Send the command a signal."""
+        self.process.send_signal(number)
+
+    def modes(self) -> list[Any]:
+        """Return how the terminal is set."""
+        return termios.tcgetattr(self._slave)
+
+    @property
+    def raw(self) -> bool:
+        """Whether keys come as they are typed."""
+        return not self.modes()[3] & termios.ICANON
+
+    def ended(self) -> int:
+        """Wait for the command; its terminal has to be as it was. Return its code."""
+        self._look(lambda: self.process.poll() is not None, "end")
+        assert self.modes() == self._before
+        code = self.process.returncode
+        assert code is not None
+        return code

@@ -1,0 +1,44 @@
+"""Old output of a terminal asks nothing any more."""
+
+import pytest
+from hypothesis import given, strategies as st
+
+from actors.replay import unasking
+
+QUESTIONS = {
+    "attributes": b"\x1b[c",
+    "more attributes": b"\x1b[>0c",
+    "status": b"\x1b[5n",
+    "cursor": b"\x1b[6n",
+    "a cursor of DEC": b"\x1b[?6n",
+    "mode": b"\x1b[?2026$p",
+    "version": b"\x1b[>0q",
+    "keyboard": b"\x1b[?u",
+    "window": b"\x1b[18t",
+    "title": b"\x1b[21t",
+    "background": b"\x1b]11;?\x07",
+    "colour": b"\x1b]4;1;?\x1b\\",
+    "capability": b"\x1bP+q544e\x1b\\",
+    "setting": b"\x1bP$qm\x1b\\",
+    "an old one": b"\x1bZ",
+    "the oldest": b"\x05",
+}
+DRAWING = (
+    b"\x1b[1;31mred\x1b[0m \x1b[2J\x1b[H\x1b[?1049h\x1b[22;0;0t\x1b[>4;2m"
+    b"\x1b]0;a title; why?\x07\x1b[?25l\x1b[ q cn\r\n\x1b(B\x1b[>1u\x1b[8;24;80t"
+)
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_a_question_is_left_out(question: bytes) -> None:
+    assert unasking(b"a" + question + b"b") == b"ab"
+
+
+def test_what_draws_stays() -> None:
+    assert unasking(DRAWING) == DRAWING
+
+
+@given(st.binary())
+def test_only_what_has_a_control_character_goes(data: bytes) -> None:
+    plain = data.replace(b"\x1b", b"").replace(b"\x05", b"")
+    assert unasking(plain) == plain
