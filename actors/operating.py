@@ -10,6 +10,7 @@ at once. Its end counts as told once one of them has visited it.
 
 import asyncio
 import os
+import shlex
 import signal
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 import actors
 from actors import console, stdio
+from actors.rates import Look
 from actors.replay import unasking
 
 OWNER: Final = b"creche run --detach"
@@ -209,7 +211,10 @@ async def logs(endpoint: str, word: str, *, follow: bool, since: int) -> None:
 
 async def produced(child: actors.Child) -> int:
     """Return how many bytes a child has written so far."""
-    now = await child.stats()
+    return _written(await child.stats())
+
+
+def _written(now: actors.Stats) -> int:
     both = (now.stdout, now.stderr)
     return sum(stream.produced for stream in both if stream is not None)
 
@@ -389,3 +394,49 @@ async def _press(child: actors.Child, key: bytes) -> None:
         await child.close_stdin()
     else:
         await _write(child, b"\n" if key == b"\r" else key)
+
+
+# -- watching ----------------------------------------------------------------------
+
+
+async def looks(endpoint: str, interval: float) -> AsyncIterator[list[Look]]:
+    """Yield how the living sessions of a broker are, once in an interval.
+
+    Args:
+        endpoint: of the broker.
+        interval: seconds between two looks.
+    """
+    async with operating(endpoint) as engine:
+        visited: dict[int, actors.Child] = {}
+        while True:
+            found = await engine.children()
+            living = {session.id for session in found}
+            for number in visited.keys() - living:
+                await visited.pop(number).aclose()
+            looked = (_look(engine, visited, session) for session in found)
+            yield [look for look in await asyncio.gather(*looked) if look is not None]
+            await asyncio.sleep(interval)
+
+
+async def _look(
+    engine: actors.Engine, visited: dict[int, actors.Child], found: actors.Snapshot
+) -> Look | None:
+    """Return how a session is; None: it went meanwhile."""
+    try:
+        if found.id not in visited:
+            visited[found.id] = await engine.visit(found.id)
+        now = await visited[found.id].stats()
+    except (actors.SessionNotFound, actors.WorkerLost):
+        return None
+    return Look(
+        id=found.id,
+        name=found.metadata.get(NAME, ""),
+        scope=found.scope,
+        state=found.state,
+        command=" ".join(shlex.join(found.argv).split()),
+        age=found.wall_time,
+        cpu_time=now.cpu_time,
+        memory=now.memory,
+        processes=now.processes,
+        written=_written(now),
+    )

@@ -15,8 +15,16 @@ from actors import Screen, TtySize, embedded
 from tests.helpers import NOT_BLOCKED
 
 CRECHE = [sys.executable, "-m", "actors"]
-PATIENCE = 2 * NOT_BLOCKED
+PATIENCE = 3 * NOT_BLOCKED
 """Seconds for a whole command, engine and all, on a busy machine."""
+LONGEST = 8 * PATIENCE
+"""Seconds for a test of several commands."""
+
+
+def _environment() -> dict[str, str]:
+    plain = embedded.environment() | {"PS1": "$ ", "TERM": "xterm"}
+    # They would count more than the terminal.
+    return {k: v for k, v in plain.items() if k not in ("COLUMNS", "LINES")}
 
 
 class Person:
@@ -25,17 +33,19 @@ class Person:
     Attributes:
         process: the command.
         screen: what the terminal shows.
+        output: all that was written to it.
     """
 
     def __init__(self, command: list[str], size: TtySize, env: dict[str, str]) -> None:
         self.screen = Screen(size)
+        self.output = b""
         self._master, self._slave = os.openpty()
         os.set_blocking(self._master, False)
         termios.tcsetwinsize(self._slave, (size.rows, size.cols))
         self._before = self.modes()
         self.process = subprocess.Popen(
             command,
-            env=embedded.environment() | {"PS1": "$ ", "TERM": "xterm"} | env,
+            env=_environment() | env,
             preexec_fn=lambda: os.login_tty(self._slave),  # noqa: PLW1509 - one call
             close_fds=False,
         )
@@ -72,7 +82,9 @@ class Person:
             assert left > 0, f"no {what}, but:\n{self.screen.text}"
             if select.select([self._master], [], [], min(left, 0.05))[0]:
                 with suppress(OSError):  # hung up
-                    self.screen.feed(os.read(self._master, 65536))
+                    data = os.read(self._master, 65536)
+                    self.output += data
+                    self.screen.feed(data)
 
     def resizes(self, rows: int, cols: int) -> None:
         """Pull at the window's corner."""

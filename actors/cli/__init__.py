@@ -23,6 +23,7 @@ VERBS: Final = (
     "resize",
     "stats",
     "screen",
+    "top",
     "serve",
     "doctor",
     "completion",

@@ -10,7 +10,7 @@ from actors.cli import words
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    r"""Write the script that completes the words of `creche` in a shell.
+    r"""Write the completion script for a shell.
 
     \b
     bash:  eval "$(creche completion bash)"     in ~/.bashrc

@@ -142,9 +142,65 @@ def test_variables_and_directory_reach_the_command(tmp_path: Path) -> None:
     assert done.stdout.split() == [b"b=c[]", os.fsencode(tmp_path)]
 
 
-def test_json_tells_how_it_ended() -> None:
-    done = creche("run", "--json", "sh", "-c", "exit 3")
+def test_variables_come_from_files_and_from_a_preset(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("# a comment\n\nA=1\n B='two words' \nPAGER=more\n")
+    second.write_text("A=3\nC=\n")
+    files = ["--env-file", str(first), "--env-file", str(second)]
+    words = [*files, "--agent-env", "--env", "PAGER=less"]
+    show = 'echo "$A,$B,$C,$PAGER,$TERM,$NO_COLOR"'
+    done = creche("run", *words, "sh", "-c", show)
+    assert done.stdout == b"3,'two words' ,,less,dumb,1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [(None, "No such file"), ("A=1\nnothing\n", "line 2")]
+)
+def test_a_file_of_variables_that_is_none_is_told(
+    tmp_path: Path, text: str | None, said: str
+) -> None:
+    path = tmp_path / "variables"
+    if text is not None:
+        path.write_text(text)
+    done = creche("run", "--env-file", str(path), "true")
+    assert done.returncode == 125
+    assert said in " ".join(done.stderr.decode().split())
+
+
+def test_limits_are_the_commands() -> None:
+    words = ["--limit", "nofile=64", "--limit", "file_size=8K", "--limit", "nice=5"]
+    done = creche("run", *words, "sh", "-c", "ulimit -n; ulimit -f; nice")
+    assert done.stdout.split() == [b"64", b"16", b"5"]
+    done = creche("run", "--limit", "cpu=1.5s", "sh", "-c", "ulimit -t")
+    assert done.stdout == b"2\n"
+
+
+def test_a_tree_that_used_up_a_limit_is_ended() -> None:
+    done = creche("run", "--json", "--limit", "output=1K", "yes")
     report = json.loads(done.stderr)
+    assert (report["cause"], done.returncode) == ("limit", report["exit_code"])
+    assert report["written"]["stdout"] == len(done.stdout) >= 1024
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [("files=3", "nofile"), ("nofile=3K", "3K"), ("output=0", "limits.output")],
+)
+def test_a_limit_that_is_none_is_told(limit: str, said: str) -> None:
+    done = creche("run", "--limit", limit, "true")
+    assert done.returncode == 125
+    assert said in done.stderr.decode()
+
+
+def test_each_option_is_a_variable_too() -> None:
+    done = creche("run", "sleep", "99", env={"CRECHE_RUN_TIMEOUT": "100ms"})
+    assert done.returncode == 124
+
+
+def test_json_tells_how_it_ended() -> None:
+    done = creche("run", "--json", "sh", "-c", "echo 12345; echo 1 >&2; exit 3")
+    report = json.loads(done.stderr.partition(b"\n")[2])
+    assert report["written"] == {"stdout": 6, "stderr": 2}
     assert (report["exit_code"], report["code"], report["cause"]) == (3, 3, "exited")
     assert report["usage"]["max_rss"] > 0
 
@@ -316,6 +372,15 @@ def test_a_command_that_dies_of_a_signal_says_so(number: signal.Signals) -> None
         assert process.stdout.readline() == b"up\n"
         process.send_signal(number)
         assert end_of(process) == 128 + number
+
+
+def test_a_command_that_ignores_being_asked_is_killed_after_the_grace() -> None:
+    body = "signal.signal(15, signal.SIG_IGN); print('up', flush=True); input()"
+    with started("run", "--grace", "100ms", *python(body)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.terminate()
+        assert end_of(process) == 128 + signal.SIGKILL
 
 
 def test_an_ignored_interrupt_stays_ignored() -> None:

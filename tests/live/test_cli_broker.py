@@ -18,9 +18,9 @@ from broker import auth
 from tests.helpers import alive, eventually, gone, python, tag, tagged
 from tests.live.children import REST, program
 from tests.parts import serving
-from tests.person import CRECHE, PATIENCE
+from tests.person import CRECHE, LONGEST, PATIENCE
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(LONGEST)]
 
 
 @pytest.fixture
@@ -353,3 +353,27 @@ def test_without_a_broker_one_sentence_says_so(verb: str) -> None:
     code = 125 if verb in ("attach", "wait") else 1
     words = () if verb == "ps" else ("1000",)
     assert "creche serve" in refused(verb, *words, code=code)
+
+
+# -- top ----------------------------------------------------------------------------
+
+
+def test_off_a_terminal_top_is_a_table_for_each_look(broker: str) -> None:
+    number = left("--", "sleep", "99")
+    looks = said("top", "--interval", "0.1", "--count", "2").split("1 session, ")
+    assert len(looks) == 3
+    for look in looks[1:]:
+        assert re.search(rf"^{number}  -     running .* sleep 99$", look, re.MULTILINE)
+
+
+def test_top_speaks_to_programs(broker: str) -> None:
+    with blocking.Engine(broker) as engine, engine.scope("build") as scope:
+        child = scope.spawn(program(REST))
+        (line,) = said("top", "--json", "--count", "1").splitlines()
+        found = json.loads(line)
+        (session,) = found["sessions"]
+        assert (session["id"], session["scope"]) == (child.id, "build")
+        assert session["memory"] > 0
+        (build,) = found["scopes"]
+        assert (build["scope"], build["sessions"]) == ("build", 1)
+        assert (build["memory"], build["cpu"]) == (session["memory"], session["cpu"])

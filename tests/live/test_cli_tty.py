@@ -1,5 +1,6 @@
 """The command `creche` at a terminal: what a person types and sees."""
 
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -10,9 +11,9 @@ import pytest
 from actors import blocking, embedded
 from tests.helpers import eventually, python
 from tests.parts import serving
-from tests.person import CRECHE, PATIENCE, Person
+from tests.person import CRECHE, LONGEST, PATIENCE, Person
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(LONGEST)]
 
 BASH = ("bash", "--norc", "--noprofile")
 RUN = ("run", "--tty", "--", *BASH)
@@ -306,3 +307,54 @@ def test_control_c_ends_a_look_and_nothing_else(
         assert person.ended() == 128 + signal.SIGINT
         assert "Traceback" not in person.screen.text
     assert creche("wait", "--timeout", "0", number).returncode == 124
+
+
+# -- top ----------------------------------------------------------------------------
+
+
+BUSY = python("print('y' * 9999, flush=True)\nwhile True: pass")
+TOP = re.compile(
+    r"""2 sessions, CPU \d+%, memory [\d.]+M, processes 2, output .+/s
+
+SCOPE +SESSIONS +CPU +MEMORY +PROCS +OUTPUT
+build +1 +\d+% +[\d.]+M +1 +0/s
+
+ID +NAME +STATE +TIME +CPU +MEMORY +PROCS +OUTPUT +COMMAND
+(\d+) +busy +running +[\dms.]+ +\d+% +[\d.]+M +1 +\S+/s +\S*python.*
+(\d+) +- +running +[\dms.]+ +0% +[\d.]+M +1 +0/s +cat"""
+)
+
+
+GIVEN_BACK = b"\x1b[?25h\x1b[?1049l"
+"""The cursor is shown again, and the other screen left."""
+
+
+def test_top_shows_what_sessions_use_until_control_c(broker: str) -> None:
+    busy = left("--name", "busy", "--", *BUSY)
+    with blocking.Engine(broker) as engine, engine.scope("build") as scope:
+        idle = scope.spawn(["cat"], stdin="pipe")
+        words = ("top", "--interval", "0.2")
+        with Person.at(*words, rows=12, cols=90) as person:
+            shown = person.sees(TOP.fullmatch)
+            found = TOP.fullmatch(shown)
+            assert found is not None
+            assert found.groups() == (busy, str(idle.id))
+            idle.kill()
+            person.sees("1 session,")
+            person.types("\x03")
+            assert person.ended() == 128 + signal.SIGINT
+            assert person.output.endswith(GIVEN_BACK)
+
+
+def test_top_gives_the_screen_back_when_it_is_told_to_end(broker: str) -> None:
+    with Person.at("top") as person:
+        person.sees("0 sessions")
+        person.signals(signal.SIGTERM)
+        assert person.ended() == 128 + signal.SIGTERM
+        assert person.output.endswith(GIVEN_BACK)
+
+
+def test_on_a_dumb_terminal_top_is_plain_lines(broker: str) -> None:
+    with Person.at("top", "--count", "2", "--interval", "0.1", TERM="dumb") as person:
+        assert person.ended() == 0
+        assert person.screen.text.count("0 sessions") == 2
