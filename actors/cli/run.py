@@ -170,6 +170,10 @@ def run(
 
     128 + N is its death by signal N, 124 a timeout, 125 trouble of the engine, 126 a
     command that cannot be executed, 127 one that is not found.
+
+    With --detach it is a session of a running broker, and nobody's: it lives until it
+    ends, or is killed. Its end and its output are kept until somebody has asked for
+    them, and then as long as it is among the newest 256.
     """
     left = {name: given.pop(name) for name in ("name", "ttl", "interactive")}
     if given.pop("detach"):

@@ -109,6 +109,8 @@ class Verb(click.Command):
         except KeyboardInterrupt:
             sys.exit(SIGNALLED + SIGINT)
         except Exception as error:
+            if _reader_gone(error):
+                sys.exit(SIGNALLED + SIGPIPE)
             sentence = _sentence(error)
             if sentence is None:
                 raise
@@ -145,6 +147,12 @@ def finish(work: "Coroutine[Any, Any, T]") -> T:
     import asyncio  # noqa: PLC0415 - see the package's docstring
 
     return asyncio.run(work)
+
+
+def _reader_gone(error: Exception) -> bool:
+    from actors.stdio import ReaderGone  # noqa: PLC0415 - see the package's docstring
+
+    return isinstance(error, ReaderGone)
 
 
 def _sentence(error: Exception) -> str | None:

@@ -214,6 +214,22 @@ def test_logs_are_followed_to_the_end(broker: str) -> None:
         assert following.wait(PATIENCE) == 0
 
 
+def test_logs_end_quietly_with_their_reader(broker: str) -> None:
+    number = left("--", *python("while True: print('y' * 999)"))
+    with subprocess.Popen(
+        [*CRECHE, "logs", "-f", number],
+        env=embedded.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as following:
+        assert following.stdout is not None
+        assert following.stderr is not None
+        following.stdout.readline()
+        following.stdout.close()
+        assert following.wait(PATIENCE) == 128 + signal.SIGPIPE
+        assert b"Traceback" not in following.stderr.read()
+
+
 def test_logs_begin_where_one_left_off(broker: str) -> None:
     number = left("--", "printf", "abcdef")
     creche("wait", number)
