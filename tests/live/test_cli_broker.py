@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,11 @@ def left(*words: str) -> str:
     return said("run", "--detach", *words).strip()
 
 
+def soon(fact: Callable[[], bool]) -> None:
+    """Wait until a fact is true that takes a command to look at."""
+    eventually(fact, PATIENCE)
+
+
 def refused(*words: str, code: int = 1) -> str:
     """The one sentence of a command that fails."""
     done = creche(*words)
@@ -72,7 +77,7 @@ def test_what_is_left_lives_on_and_is_found_from_anywhere(broker: str) -> None:
     word = tag()
     number = left("--name", "job", "--", *python(SAYS_AND_STAYS, word))
     assert tagged(word)
-    eventually(lambda: said("logs", "job") == "one\n")
+    soon(lambda: said("logs", "job") == "one\n")
     (found,) = json.loads(said("ps", "--json"))
     assert (found["id"], found["name"], found["state"]) == (
         int(number),
@@ -127,7 +132,7 @@ def test_its_input_is_empty_unless_it_is_to_be_written_to(broker: str) -> None:
     assert creche("wait", left("--", "cat")).returncode == 0
     number = left("--interactive", "--", "cat")
     assert said("write", number, "a line", "--keys", "Enter") == ""
-    eventually(lambda: said("logs", number) == "a line\n")
+    soon(lambda: said("logs", number) == "a line\n")
     assert said("write", number, input=b"from stdin\n") == ""
     assert said("write", number, "--eof") == ""
     assert creche("wait", number).returncode == 0
@@ -257,9 +262,11 @@ def test_a_terminal_is_typed_into_resized_and_looked_at(broker: str) -> None:
     number = left("-t", "--env", "PS1=$ ", "--", "bash", "--norc", "--noprofile")
     assert said("resize", number, "5", "40") == ""
     said("write", number, "stty size; cat", "--keys", "Enter")
-    eventually(lambda: said("screen", number) == "$ stty size; cat\n5 40\n")
-    said("write", number, "--keys", "x Enter C-c")
-    eventually(lambda: said("screen", number).endswith("x\nx\n^C\n$\n"))
+    soon(lambda: said("screen", number) == "$ stty size; cat\n5 40\n")
+    said("write", number, "--keys", "x Enter")
+    soon(lambda: said("screen", number).endswith("x\nx\n"))
+    said("write", number, "--keys", "C-c")
+    soon(lambda: said("screen", number).endswith("x\nx\n^C\n$\n"))
     facts = json.loads(said("screen", "--json", number))
     assert (facts["rows"], facts["cols"], facts["missed"]) == (5, 40, 0)
     assert facts["cursor"] == [4, 2]
@@ -279,7 +286,7 @@ def test_keys_do_in_a_pipe_what_they_do_in_a_terminal(broker: str) -> None:
 
 def test_what_a_session_uses_is_told(broker: str) -> None:
     number = left("--", "sh", "-c", "echo 12345; sleep 99 & wait")
-    eventually(lambda: "processes  2\n" in said("stats", number))
+    soon(lambda: "processes  2\n" in said("stats", number))
     assert "stdout     6 bytes, 6 kept, 0 not" in said("stats", number)
 
 
@@ -316,7 +323,7 @@ def test_a_kill_may_be_of_a_scope_or_of_all(broker: str) -> None:
 def test_a_kill_with_grace_asks_first(broker: str) -> None:
     number = left("--", "sh", "-c", "trap 'echo bye; exit 4' TERM; echo up; read x")
     polite = left("--interactive", "--", "sh", "-c", POLITE)
-    eventually(lambda: said("logs", polite) == "up\n")
+    soon(lambda: said("logs", polite) == "up\n")
     assert creche("kill", "--grace", "10s", number, polite).returncode == 0
     assert creche("wait", polite).returncode == 4
 

@@ -267,6 +267,7 @@ def test_old_questions_to_the_terminal_are_not_asked_again(broker: str) -> None:
     number = left("-t", "sh", "-c", asks)
     with Person.at("attach", number) as person:
         person.sees("wheream I")
+        assert b"\x1b[6n" not in person.output
         person.types("here\r")
         person.sees("here")
         assert person.ended() == 0
