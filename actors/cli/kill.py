@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 def kill(
     sessions: tuple[str, ...], endpoint: str | None, *, as_json: bool, **given: Any
 ) -> None:
-    """End sessions with everything they started, and say so once that is proven.
+    """End sessions with everything they started.
 
-    It ends with 0 if nothing of any is left, else with 1. With --json it is one array
-    of objects: id (as given), signalled and reaped (numbers of processes), survivors
-    (objects of pid, started, uid, state), error (null, or why nothing was done).
+    It says so once that is proven, and ends with 0 if nothing of any is left, else
+    with 1. With --json it is one array of objects: id (as given), signalled and reaped
+    (numbers of processes), survivors (objects of pid, started, uid, state), error
+    (null, or why nothing was done).
     """
     from actors import operating  # noqa: PLC0415 - see the package's docstring
 

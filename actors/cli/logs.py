@@ -17,10 +17,10 @@ from actors.cli import words
 @words.BROKER
 @click.argument("session", metavar="ID")
 def logs(session: str, endpoint: str | None, *, since: int, follow: bool) -> None:
-    """Write what session ID has written, each stream to the one here.
+    """Write what session ID has written.
 
-    That is what its broker keeps of it, by default the newest 2 MiB; what is not kept
-    any more is told on stderr. Reading it disturbs nobody.
+    Each stream goes to the one here. That is what its broker keeps of it, by default
+    the newest 2 MiB; what is not kept any more is told on stderr.
     """
     from actors import operating, stdio  # noqa: PLC0415 - see the package's docstring
 

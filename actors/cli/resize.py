@@ -13,9 +13,9 @@ CELLS = click.IntRange(1, 65535)
 @click.argument("rows", type=CELLS)
 @click.argument("cols", type=CELLS)
 def resize(session: str, rows: int, cols: int, endpoint: str | None) -> None:
-    """Give the terminal of session ID another size, in character cells.
+    """Give the terminal of session ID another size.
 
-    Its program is told by SIGWINCH.
+    In character cells. Its program is told by SIGWINCH.
     """
     from actors import operating  # noqa: PLC0415 - see the package's docstring
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 @words.BROKER
 @click.argument("session", metavar="ID")
 def stats(session: str, endpoint: str | None, *, as_json: bool) -> None:
-    """Tell what session ID has written, and what its processes use now.
+    """Tell what session ID has written, and what it uses.
 
-    With --json it is one object: cpu_time in seconds, of all that ever ran; memory
-    (resident bytes; what processes share is counted for each) and processes of the
-    tree; stdout and stderr (null if it is merged, or a terminal's) with the bytes
-    produced, retained, dropped.
+    That is, what its processes use now. With --json it is one object: cpu_time in
+    seconds, of all that ever ran; memory (resident bytes; what processes share is
+    counted for each) and processes of the tree; stdout and stderr (null if it is
+    merged, or a terminal's) with the bytes produced, retained, dropped.
     """
     from actors import operating  # noqa: PLC0415 - see the package's docstring
 
