@@ -35,7 +35,8 @@ class Child:
 
     Made by `Engine.spawn`, `Engine.attach` and `Scope.spawn`. A child that an engine
     spawned or attached is owned by this handle: closing or collecting it ends the
-    child. One spawned by a scope is owned by the scope.
+    child. One spawned by a scope is owned by the scope, one that was visited
+    (`Engine.visit`) by others.
     """
 
     def __init__(self, portal: Portal, child: actors.child.Child) -> None:

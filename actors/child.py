@@ -44,8 +44,9 @@ class Child:
 
     Made by `Engine.spawn`, `Engine.attach` and `Scope.spawn`. A child that an engine
     spawned or attached is owned by this handle: closing or collecting it ends the
-    child. One spawned by a scope is owned by the scope. Once another client took it
-    over, calls raise `SessionOwned`.
+    child. One spawned by a scope is owned by the scope, one that was visited
+    (`Engine.visit`) by others. Once another client took it over, calls raise
+    `SessionOwned`.
     """
 
     def __init__(self, connection: Connection, record: Record, *, owned: bool) -> None:
