@@ -96,12 +96,14 @@ class Kind(IntEnum):
     ATTACH = 7
     DETACH = 8
     WATCH = 9
+    CLAIM = 26
     # client -> worker of the session (the broker checks the right and forwards)
     WRITE = 10
     CLOSE_STDIN = 11
     POLL = 12
     READ = 13
     OPEN = 14
+    RESUME = 27
     CREDIT = 15
     STOP = 16
     KILL = 17
@@ -115,6 +117,7 @@ class Kind(IntEnum):
     APPEND = 24
     # broker -> worker
     START = 30
+    RECORD = 31
     # broker or worker -> client
     WELCOME = 40
     REPLY = 41
@@ -138,6 +141,9 @@ class Kind(IntEnum):
     POOL = 72
     POOL_GONE = 73
     CONDEMN = 74
+    WORKERS = 75
+    # worker -> another broker than before
+    REGISTER = 76
 
 
 class Message(NamedTuple):
@@ -223,6 +229,7 @@ def _plain(value: Any, depth: int = 4) -> bool:
 _STREAM = _one_of(*STREAMS)
 _IDS = _list_of(_whole(1))
 _TOKEN = _text(MAX_TOKEN)
+_RECORD = _raw(4096)
 _CAUSE = _one_of("killed", "owner-drop", "evicted")
 _ANYTHING = None
 """Shape of an answer's body: any keys, plain values."""
@@ -242,6 +249,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
             "owner": _raw(64),
             "operator": _optional(_raw(64)),
             "lease": _seconds(),
+            "proof": _optional(_raw(64)),
         }
     ),
     Kind.SPAWN: Shape(
@@ -269,6 +277,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.ATTACH: Shape({"steal": _flag}),
     Kind.DETACH: Shape({"ttl": _optional(_seconds())}),
     Kind.WATCH: Shape({"scope": _optional(_text(256))}),
+    Kind.CLAIM: Shape({"sessions": _IDS}),
     Kind.WRITE: Shape({"at": _optional(_whole())}, payload=True),
     Kind.CLOSE_STDIN: Shape({}),
     Kind.POLL: Shape(
@@ -293,6 +302,21 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
         {
             "after": _optional(_whole()),
             "newest": _flag,
+            "chunks": _whole(1),
+            "bytes": _whole(1),
+            "capture": _flag,
+        }
+    ),
+    Kind.RESUME: Shape(
+        {
+            "stdout": _whole(),
+            "stderr": _whole(),
+            "received": _whole(),
+            "taken": _whole(),
+            "sequence": _whole(),
+            "local": _flag,
+            "ended": _list_of(_STREAM, len(STREAMS)),
+            "exited": _flag,
             "chunks": _whole(1),
             "bytes": _whole(1),
             "capture": _flag,
@@ -339,10 +363,12 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
             "chunks": _whole(1),
             "bytes": _whole(1),
             "release": _flag,
+            "record": _RECORD,
         },
         payload=True,
     ),
-    Kind.WELCOME: Shape({"clock": _seconds()}),
+    Kind.RECORD: Shape({"record": _RECORD}),
+    Kind.WELCOME: Shape({"clock": _seconds(), "grace": _seconds(), "proof": _raw(64)}),
     Kind.REPLY: Shape(_ANYTHING, payload=None),
     Kind.ERROR: Shape({"code": _text(32), "values": _plain}, payload=None),
     Kind.CHUNK: Shape(
@@ -391,6 +417,19 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.POOL: Shape({}),
     Kind.POOL_GONE: Shape({"proven": _flag}),
     Kind.CONDEMN: Shape({"worker": _whole(1)}),
+    Kind.WORKERS: Shape({"workers": _list_of(_whole(1), MAX_FDS), "last": _flag}),
+    Kind.REGISTER: Shape(
+        {
+            "pid": _whole(1),
+            "started": _seconds(),
+            "stdin": _flag,
+            "status": _plain,
+            "closed": _flag,
+            "released": _flag,
+            "clients": _list_of(_whole(1)),
+        },
+        payload=True,
+    ),
 }
 
 
