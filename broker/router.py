@@ -751,8 +751,9 @@ class Router(Keeper):
     def _owns(self, client: Client, session: Session) -> None:
         self.ttls.pop(session.id, None)
         session.guests.discard(client.id)
-        session.client = client.id
-        self._note_owner(session)
+        if session.client != client.id:
+            session.client = client.id
+            self._note_owner(session)
 
     def _rob(self, session: Session) -> None:
         """Tell an owner that it is none any more, and let go of what it reads."""

@@ -30,6 +30,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from broker import auth, cgroup, pool, tree
+from broker.errors import EngineError
 from broker.opening import Opening, Options, Pool, say
 from broker.pipe import Leg, LegClosed
 from broker.wire import Kind, Message
@@ -221,14 +222,13 @@ class Supervisor:
 
         It and the pool get the ends of a new leg: what the lost one had read of the old
         leg is lost with it.
+
+        Raises:
+            EngineError: too many were lost.
         """
         if len(self.lost) > BROKER_STARTS:
-            say(
-                f"creche: the broker died more than {BROKER_STARTS} times in "
-                f"{BROKER_PERIOD:g} s: everything ends"
-            )
-            self.ending = True
-            return True
+            often = f"more than {BROKER_STARTS} times in {BROKER_PERIOD:g} s"
+            raise EngineError(f"the broker died {often}: everything ends")
         if time.monotonic() < self._due():
             return False
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -343,6 +343,7 @@ def supervise(options: Options, opening: Opening) -> None:
         InvalidRequest: the runtime directory is refused.
         ProcessLookupError: the client died meanwhile: there is nobody to serve.
         OSError: the system refused something.
+        EngineError: broker after broker was lost.
     """
     try:
         supervisor = Supervisor(options, opening)

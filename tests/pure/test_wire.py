@@ -115,17 +115,32 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "inode": whole,
     "length": st.integers(1, 2**32 - 1),
     "local": st.booleans(),
+    "proof": st.none() | st.binary(max_size=64),
+    "received": whole,
+    "taken": whole,
+    "record": st.binary(max_size=64),
+    "ended": st.lists(st.sampled_from(wire.STREAMS), max_size=2),
+    "exited": st.booleans(),
+    "closed": st.booleans(),
+    "released": st.booleans(),
+    "last": st.booleans(),
+    "started": seconds,
+    "stdin": st.booleans(),
+    "clients": st.lists(positive, max_size=5),
     "pid": positive,
     "place": whole,
 }
-NOTICE = {"limit": st.text(max_size=32)}
+MEANT_OTHERWISE: dict[Kind, dict[str, st.SearchStrategy[Any]]] = {
+    Kind.NOTICE: {"limit": st.text(max_size=32)},
+    Kind.WELCOME: {"grace": seconds, "proof": st.binary(max_size=64)},
+}
 
 
 @st.composite
 def messages(draw: st.DrawFn) -> Message:
     kind = draw(st.sampled_from(Kind))
     fields, payload = SHAPES[kind]
-    named = NOTICE if kind is Kind.NOTICE else {}
+    named = MEANT_OTHERWISE.get(kind, {})
     body = (
         draw(st.dictionaries(st.text(max_size=20), leaves, max_size=5))
         if fields is None
@@ -349,6 +364,7 @@ def test_a_value_out_of_range_is_refused_by_its_name(
 
 def test_a_hello_takes_keys_and_tickets_as_bytes_only() -> None:
     body = {"ticket": b"t" * 32, "owner": b"", "operator": None, "lease": 0}
+    body |= {"proof": None}
     assert carried(Kind.HELLO, body).body == body
     for bad in (b"t" * 33, "t", None):
         with pytest.raises(ProtocolError, match=r"HELLO\.ticket"):
