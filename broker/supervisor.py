@@ -45,11 +45,11 @@ POOL_TIMEOUT: Final = 8.0
 BROKER_STARTS: Final = 8
 BROKER_PERIOD: Final = 10.0
 """More lost brokers than that in so many seconds: something is broken, and all ends."""
-AT_ONCE: Final = 2
+AT_ONCE: Final = 4
 """Lost brokers in that time that are replaced without a wait."""
 FIRST_WAIT: Final = 0.1
 """Seconds before the next one; before each further one twice as long."""
-LONGEST_WAIT: Final = 1.6
+LONGEST_WAIT: Final = 0.8
 """Seconds of such a wait at most: well within the grace of those who wait for it."""
 POOL_STARTS: Final = 10
 POOL_PERIOD: Final = 10.0

@@ -1,4 +1,4 @@
-"""A shared broker that is lost: everybody finds the next one, and nothing is missing."""
+"""A shared broker that is lost: all find the next one, and nothing is missing."""
 
 import asyncio
 import hashlib
@@ -30,8 +30,6 @@ from tests.parts import Identities, Parts, Program, client, daemons, serving
 
 pytestmark = pytest.mark.live
 
-USABLE = 2.0
-"""Seconds after which a lost broker must have been replaced, on an idle machine."""
 STREAM = """
 import random, sys
 seeded = random.Random(int(sys.argv[1]))
@@ -39,6 +37,13 @@ for _ in range(int(sys.argv[2])):
     sys.stdout.buffer.write(seeded.randbytes(4096))
 """
 """python(STREAM, seed, pieces): writes so many pieces of 4 KiB, known by the seed."""
+
+SLOW_CAT = """
+import sys, time
+while data := sys.stdin.buffer.raw.read(16384):
+    sys.stdout.buffer.raw.write(data)
+    time.sleep(0.001)
+"""
 
 
 @pytest.fixture
@@ -48,7 +53,8 @@ def endpoint(tmp_path: Path) -> str:
 
 @pytest.fixture
 def shared(endpoint: str) -> Iterator[Program]:
-    with serving(endpoint) as program:
+    """A broker with a grace in which another one comes up on any machine."""
+    with serving(endpoint, grace=NOT_BLOCKED) as program:
         yield program
 
 
@@ -87,6 +93,11 @@ def _is_pool(pid: int) -> bool:
         return False
 
 
+def holds(log: Path, mark: str) -> None:
+    """Wait until a file holds a text."""
+    eventually(lambda: mark in log.read_text())
+
+
 async def usable(engine: actors.Engine) -> float:
     """Return the seconds that a command takes from now on."""
     started = time.monotonic()
@@ -95,7 +106,7 @@ async def usable(engine: actors.Engine) -> float:
 
 
 async def read(child: actors.Child) -> "tuple[str, actors.ExitStatus]":
-    """Read all output, and check its order; return its hash, and how the child ended."""
+    """Read all output, check its order; return its hash, and how the child ended."""
     digest, at, status = hashlib.sha256(), 0, None
     async with child.events() as events:
         async for event in events:
@@ -159,23 +170,43 @@ async def test_s46_input_is_neither_lost_nor_repeated(
     shared: Program, endpoint: str
 ) -> None:
     brokers = Brokers(shared)
-    async with actors.Engine(endpoint) as engine:
-        child = await engine.spawn(["cat"], stdin="pipe")
-        lines = [b"%d\n" % number for number in range(600)]
-
-        async def write() -> None:
-            for line in lines:
-                assert (await child.write(line)).accepted == len(line)
-            await child.close_stdin()
-
-        capture = asyncio.create_task(read(child))
-        writing = asyncio.create_task(write())
-        for _ in range(2):
+    data = random.Random(7).randbytes(4096 * 1024)
+    settings = actors.Settings(retention=actors.OutputPolicy.block(65536))
+    async with actors.Engine(endpoint, settings=settings) as engine:
+        for _ in range(3):
+            child = await engine.spawn(python(SLOW_CAT), stdin="pipe")
+            reading = asyncio.create_task(read(child))
+            writing = asyncio.create_task(child.write(data))
+            await asyncio.sleep(random.uniform(0.05, 0.2))
             await brokers.lose()
-            await usable(engine)
-        await asyncio.wait_for(writing, 2 * NOT_BLOCKED)
-        digest, _ = await asyncio.wait_for(capture, NOT_BLOCKED)
-        assert digest == hashlib.sha256(b"".join(lines)).hexdigest()
+            written = await asyncio.wait_for(writing, 2 * NOT_BLOCKED)
+            assert written.accepted == len(data)
+            await child.close_stdin()
+            digest, _ = await asyncio.wait_for(reading, NOT_BLOCKED)
+            assert digest == hashlib.sha256(data).hexdigest()
+
+
+async def test_s46_a_start_without_an_answer_is_not_repeated(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    brokers, log = Brokers(shared), tmp_path / "started"
+    log.touch()
+    async with actors.Engine(endpoint) as engine:
+        for turn in range(3):
+            words = [f"{turn}-{number}" for number in range(24)]
+            runs = [
+                asyncio.create_task(
+                    engine.run(["sh", "-c", f"echo {word} >> {log}; echo {word}"])
+                )
+                for word in words
+            ]
+            mark = f"{turn}-"
+            await asyncio.to_thread(holds, log, mark)
+            await brokers.lose()
+            done = await asyncio.wait_for(asyncio.gather(*runs), 2 * NOT_BLOCKED)
+            assert [one.stdout.decode().strip() for one in done] == words
+            begun = [word for word in log.read_text().split() if word[:2] == mark]
+            assert sorted(begun) == sorted(words)
 
 
 async def test_s46_an_end_that_nobody_could_tell_is_told_later(
@@ -210,9 +241,14 @@ async def test_s46_a_worker_lost_meanwhile_is_told_as_lost(
 
 
 async def test_s46_a_client_that_died_meanwhile_keeps_nothing(
-    shared: Program, endpoint: str, tmp_path: Path
+    endpoint: str, tmp_path: Path
 ) -> None:
-    brokers, word = Brokers(shared), tag()
+    with serving(endpoint) as program:
+        await lose_client(Brokers(program), endpoint, tmp_path)
+
+
+async def lose_client(brokers: Brokers, endpoint: str, place: Path) -> None:
+    word = tag()
     body = f"""
 async def main():
     async with actors.Engine({endpoint!r}) as engine:
@@ -220,7 +256,7 @@ async def main():
         await child.wait()
 asyncio.run(main())
 """
-    with client(tmp_path, body) as program:
+    with client(place, body) as program:
         pid = await asyncio.to_thread(program.number, "pid")
         _, broker = brokers.find()
         os.kill(broker, signal.SIGSTOP)  # noqa: TID251 - it must not see the client's end
@@ -317,9 +353,11 @@ async def engines(endpoint: str, count: int) -> AsyncIterator[list[actors.Engine
 
 
 async def under_load(
-    program: Program, endpoint: str, place: Path, losses: int, pieces: int
-) -> list[float]:
-    """Lose brokers while 32 sessions stream and 8 clients spawn; return the waits.
+    program: Program, endpoint: str, place: Path, moments: list[float], pieces: int
+) -> None:
+    """Lose brokers while 32 sessions stream and 8 clients spawn.
+
+    `moments` are seconds between the return of one broker and the loss of it.
 
     Each spawn appends its own word to a file once: a second process of it would show.
     """
@@ -347,11 +385,10 @@ async def under_load(
             asyncio.create_task(spawn(engine, name))
             for name, engine in enumerate(others)
         ]
-        waits = []
-        for _ in range(losses):
-            await asyncio.sleep(random.uniform(0.2, 1.5))
+        for moment in moments:
+            await asyncio.sleep(moment)
             await brokers.lose()
-            waits.append(await usable(first))
+            print(f"usable again after {await usable(first):.2f} s", flush=True)
         over.set()
         await asyncio.gather(*spawning)
         results = await asyncio.gather(*reading)
@@ -359,15 +396,18 @@ async def under_load(
         assert status.code == 0
         assert digest == expected(seed, pieces)
     assert sorted(log.read_text().split()) == sorted(asked)
-    return waits
+
+
+def moments(count: int, longest: float) -> list[float]:
+    """Return random times between losses."""
+    return [random.uniform(0.2, longest) for _ in range(count)]
 
 
 @pytest.mark.timeout(180)
 async def test_s46_losses_under_load_lose_and_repeat_nothing(
     shared: Program, endpoint: str, tmp_path: Path
 ) -> None:
-    waits = await under_load(shared, endpoint, tmp_path, 5, 2000)
-    print("usable again after", *(f"{wait:.2f}" for wait in waits), "s")
+    await under_load(shared, endpoint, tmp_path, moments(5, 1.5), 2000)
 
 
 @pytest.mark.soak
@@ -375,5 +415,4 @@ async def test_s46_losses_under_load_lose_and_repeat_nothing(
 async def test_s46_twenty_losses_under_load_lose_and_repeat_nothing(
     shared: Program, endpoint: str, tmp_path: Path
 ) -> None:
-    waits = await under_load(shared, endpoint, tmp_path, 20, 8000)
-    print("usable again after", *(f"{wait:.2f}" for wait in waits), "s")
+    await under_load(shared, endpoint, tmp_path, moments(20, 3.0), 8000)

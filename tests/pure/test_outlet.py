@@ -1351,7 +1351,7 @@ def test_s46_a_reader_whose_end_was_lost_gets_it_again() -> None:
         {"stdout": 1, "received": 1, "taken": 2},
     ],
 )
-def test_s46_a_reader_cannot_go_on_where_it_cannot_be(wrong: dict[str, int]) -> None:
+def test_s46_a_reader_cannot_go_on_where_it_cannot_be(wrong: dict[str, Any]) -> None:
     child = Child()
     child.write(b"abc")
     with pytest.raises(errors.InvalidRequest, match="cursor"):
@@ -1374,8 +1374,8 @@ def test_s46_a_local_reader_stays_one() -> None:
     placed = child.meet()
     child.outlet.cut_off()
     child.write(b"y" * LONG)
-    place = {"stdout": OWN + LONG, "received": 3, "taken": 2, "sequence": OWN}
-    resume(child, **place, local=True, bytes=1 << 20)
+    place: dict[str, Any] = {"stdout": OWN + LONG, "received": 3, "taken": 2}
+    resume(child, **place, sequence=OWN, local=True, bytes=1 << 20)
     (later,) = child.serve()
     assert later.kind is Kind.PLACED
     assert child.read_there(later) == b"y" * LONG

@@ -2709,7 +2709,7 @@ TestTraffic.settings = settings(
 # After a lost broker
 
 GRACE = 3.0
-FACTS = {
+FACTS: dict[str, Any] = {
     "pid": 5,
     "started": 49.0,
     "stdin": True,
@@ -2792,7 +2792,7 @@ def test_s46_nobody_is_heard_before_every_living_worker_has_spoken(lost: Lost) -
     lost.register(second[1], second[0])
     assert lost.router.recovering  # there may be more
     lost.happen(Found([], True))
-    assert not lost.router.recovering
+    assert lost.router.recovery is None
     assert lost.router.sessions.keys() == {first[0], second[0]}
 
 
