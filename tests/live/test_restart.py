@@ -39,9 +39,9 @@ for _ in range(int(sys.argv[2])):
 """python(STREAM, seed, pieces): writes so many pieces of 4 KiB, known by the seed."""
 
 SLOW_CAT = """
-import sys, time
-while data := sys.stdin.buffer.raw.read(16384):
-    sys.stdout.buffer.raw.write(data)
+import os, time
+while data := os.read(0, 16384):
+    os.write(1, data)
     time.sleep(0.001)
 """
 
@@ -170,20 +170,20 @@ async def test_s46_input_is_neither_lost_nor_repeated(
     shared: Program, endpoint: str
 ) -> None:
     brokers = Brokers(shared)
-    data = random.Random(7).randbytes(4096 * 1024)
+    data = random.Random(7).randbytes(2 * 1024 * 1024)
     settings = actors.Settings(retention=actors.OutputPolicy.block(65536))
     async with actors.Engine(endpoint, settings=settings) as engine:
         for _ in range(3):
-            child = await engine.spawn(python(SLOW_CAT), stdin="pipe")
-            reading = asyncio.create_task(read(child))
-            writing = asyncio.create_task(child.write(data))
-            await asyncio.sleep(random.uniform(0.05, 0.2))
-            await brokers.lose()
-            written = await asyncio.wait_for(writing, 2 * NOT_BLOCKED)
-            assert written.accepted == len(data)
-            await child.close_stdin()
-            digest, _ = await asyncio.wait_for(reading, NOT_BLOCKED)
-            assert digest == hashlib.sha256(data).hexdigest()
+            async with await engine.spawn(python(SLOW_CAT), stdin="pipe") as child:
+                reading = asyncio.create_task(read(child))
+                writing = asyncio.create_task(child.write(data))
+                await asyncio.sleep(random.uniform(0.05, 0.2))
+                await brokers.lose()
+                written = await asyncio.wait_for(writing, 2 * NOT_BLOCKED)
+                assert written.accepted == len(data)
+                await child.close_stdin()
+                digest, _ = await asyncio.wait_for(reading, NOT_BLOCKED)
+                assert digest == hashlib.sha256(data).hexdigest()
 
 
 async def test_s46_a_start_without_an_answer_is_not_repeated(
