@@ -116,6 +116,7 @@ class Pool:
                 self.leg.close()
                 self.leg = Leg(_socket.socket(fileno=fds[0]))
                 self.broker_gone = False
+                self.stamp.stamp(time.monotonic())  # the next one has yet to begin
                 self._introduce()
         except LegClosed:
             return False
@@ -154,7 +155,7 @@ class Pool:
             return
         late = now - self.lease_check > lease.RENEWAL
         self.lease_check = now + lease.RENEWAL
-        if not late and self.stamp.age(now) > lease.DURATION:
+        if not (late or self.broker_gone) and self.stamp.age(now) > lease.DURATION:
             for _, control in self.workers.values():
                 control.close()
 
