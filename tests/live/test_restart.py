@@ -403,6 +403,7 @@ def moments(count: int, longest: float) -> list[float]:
     return [random.uniform(0.2, longest) for _ in range(count)]
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 async def test_s46_losses_under_load_lose_and_repeat_nothing(
     shared: Program, endpoint: str, tmp_path: Path
