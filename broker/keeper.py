@@ -18,6 +18,8 @@ Theory of operation
 * A worker that is asked to start or end something has a time for it; one that lets it
   pass stands still: the pool kills it, and its tree with it.
 * What has ended is kept by `retention`; what is too much goes as if it was dropped.
+* What another broker has to know of a session if this one is lost is its *record*. The
+  worker has it, gets it again when the owner changes, and gives it to that broker.
 * Whenever something ended, `_room` is set: whoever waits may have room now.
 """
 

@@ -33,6 +33,10 @@ Theory of operation
 * A worker that does not answer START within `START_TIMEOUT`, or a KILL within the time
   it was given and a margin, stands still: the pool kills it, and its tree with it.
 * Commands of another epoch, or past their deadline, are refused and never forwarded.
+* A broker in the place of a lost one hears no client before every worker of that one
+  has said what it has, is gone, or was waited for long enough (`recovery`). A client
+  comes back under its old number, which it proves, and claims its sessions; what nobody
+  came back for within a grace is dropped.
 
 ========  =====================================  =====================================
 state     reached by                             answers

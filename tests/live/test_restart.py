@@ -5,6 +5,7 @@ import hashlib
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,7 +27,15 @@ from tests.helpers import (
     tag,
     tagged,
 )
-from tests.parts import Identities, Parts, Program, client, daemons, serving
+from tests.parts import (
+    Identities,
+    Parts,
+    Program,
+    client,
+    daemons,
+    running,
+    serving,
+)
 
 pytestmark = pytest.mark.live
 
@@ -209,6 +218,32 @@ async def test_s46_a_start_without_an_answer_is_not_repeated(
             assert sorted(begun) == sorted(words)
 
 
+async def test_s46_a_run_gives_all_its_output(shared: Program, endpoint: str) -> None:
+    brokers = Brokers(shared)
+    async with actors.Engine(endpoint) as engine:
+        run = asyncio.create_task(engine.run(python(STREAM, "3", "8000")))
+        for _ in range(2):
+            await asyncio.sleep(random.uniform(0.05, 0.3))
+            await brokers.lose()
+        done = await asyncio.wait_for(run, 3 * NOT_BLOCKED)
+        assert hashlib.sha256(done.stdout).hexdigest() == expected(3, 8000)
+        assert await engine.children() == []
+
+
+async def test_s46_descriptors_are_passed_to_the_next_broker(
+    shared: Program, endpoint: str
+) -> None:
+    brokers = Brokers(shared)
+    ours, theirs = os.pipe()
+    os.write(theirs, b"passed")
+    os.close(theirs)
+    async with actors.Engine(endpoint) as engine:
+        await brokers.lose()
+        done = await engine.run(["sh", "-c", f"cat <&{ours}"], pass_fds=(ours,))
+        assert done.stdout == b"passed"
+    os.close(ours)
+
+
 async def test_s46_an_end_that_nobody_could_tell_is_told_later(
     shared: Program, endpoint: str
 ) -> None:
@@ -286,17 +321,32 @@ async def test_s46_a_session_without_an_owner_lives_on(
         assert (await again.communicate())[0] == b"there\n"
 
 
-async def test_s46_a_pool_lost_with_its_broker_loses_its_sessions_alone(
-    shared: Program, endpoint: str
+@pytest.mark.parametrize("lost", ["pool", "pool broker", "pool worker broker"])
+async def test_s46_a_lost_pool_loses_its_sessions_and_no_more(
+    lost: str, shared: Program, endpoint: str
 ) -> None:
     brokers, word = Brokers(shared), tag()
-    async with actors.Engine(endpoint) as engine:
+    async with actors.Engine(endpoint) as engine, actors.Engine(endpoint) as other:
         child = await engine.spawn(daemons(word))
-        end(brokers.find())
-        status = await asyncio.wait_for(child.wait(), NOT_BLOCKED)
-        assert status.cause == "worker-lost"
+        others = await other.spawn(daemons(word))
+        parts = Parts.of(child.pid)
+        end([getattr(parts, part) for part in lost.split()])
+        for one in (child, others):
+            status = await asyncio.wait_for(one.wait(), NOT_BLOCKED)
+            assert status.cause == "worker-lost"
         await asyncio.to_thread(gone, word)
         await usable(engine)
+        await usable(other)
+        await asyncio.to_thread(brokers.find)
+
+
+def test_a_grace_out_of_range_is_refused() -> None:
+    command = [sys.executable, "-m", "actors", "serve", "--grace", "2h"]
+    with running(*command, stderr=-1) as program:
+        assert program.process.wait(NOT_BLOCKED) == 2
+        assert program.process.stderr is not None
+        said = program.process.stderr.read().decode()
+    assert "--grace: must be 0 to 3600 seconds" in said
 
 
 async def test_s46_without_a_next_broker_calls_wait_no_longer_than_the_grace(
