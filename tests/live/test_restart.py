@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -234,14 +235,14 @@ async def test_s46_descriptors_are_passed_to_the_next_broker(
     shared: Program, endpoint: str
 ) -> None:
     brokers = Brokers(shared)
-    ours, theirs = os.pipe()
-    os.write(theirs, b"passed")
-    os.close(theirs)
-    async with actors.Engine(endpoint) as engine:
-        await brokers.lose()
-        done = await engine.run(["sh", "-c", f"cat <&{ours}"], pass_fds=(ours,))
-        assert done.stdout == b"passed"
-    os.close(ours)
+    with tempfile.TemporaryFile() as file:
+        file.write(b"passed")
+        file.flush()
+        async with actors.Engine(endpoint) as engine:
+            await brokers.lose()
+            path = f"/dev/fd/{file.fileno()}"
+            done = await engine.run(["cat", path], pass_fds=(file.fileno(),))
+            assert (done.stdout, done.stderr) == (b"passed", b"")
 
 
 async def test_s46_an_end_that_nobody_could_tell_is_told_later(
