@@ -116,6 +116,7 @@ class Awaited:
             raise errors.InvalidRequest("offset", f"is beyond the {produced} bytes yet")
         search = self._search(body, offset)
         wait = Wait(ask, self._ends(body, now), tells=True, search=search)
+        self._forget(ask)
         if self.blocking:
             wait.hold = (ask.client, "expect", stream)
             self.cursors.setdefault(ask.client, set()).add(wait.hold)
@@ -138,7 +139,17 @@ class Awaited:
             wait.look, wait.look_due = (lambda: look.exists(file)), now
         else:
             wait.search = self._search(body, 0)
+        self._forget(ask)
         self.waits.append(wait)
+
+    def _forget(self, ask: Ask) -> None:
+        """Forget a request that is asked again; what it holds is held on."""
+        self.waits = [wait for wait in self.waits if wait.ask != ask]
+
+    @property
+    def clients(self) -> set[int]:
+        """Those who wait for something, or hold something back."""
+        return {wait.ask.client for wait in self.waits} | self.cursors.keys()
 
     def _ends(self, body: Any, now: float) -> float:
         wait = body["wait"]

@@ -252,6 +252,7 @@ class Child:
         size = min(settings.window_bytes, self._record.kept)
         chunks = settings.window_chunks
         capture = Capture(self._link, request, chunks, size, limit)
+        capture.session = self.id
         feeding.add_done_callback(capture.fed)
         body = {
             "after": None,

@@ -83,7 +83,7 @@ class Connection:
                 endpoint = await self._embedded.start(settings)
             await self.scratches.sweep()
             assert endpoint is not None
-            self.link = Link(endpoint, self._on_push, self._on_lost)
+            self.link = Link(endpoint, self._on_push, self._on_lost, self._on_back)
             await self.link.open(
                 self._owner,
                 operator=self._operator,
@@ -181,6 +181,14 @@ class Connection:
         visited = [record for records in self._visited.values() for record in records]
         return [*self.records.values(), *visited]
 
+    def _on_back(self) -> None:
+        """Tell another broker whose sessions these are, and hear what was missed."""
+        own = [record.id for record in self.records.values() if not record.released]
+        for field, ids in (("sessions", own), ("visits", list(self._visited))):
+            for at in range(0, len(ids), MAX_IDS):
+                claimed = {"sessions": [], "visits": [], field: ids[at : at + MAX_IDS]}
+                self.link.post(Kind.CLAIM, body=claimed)
+
     # -- sessions ---------------------------------------------------------------
 
     async def start(
@@ -214,7 +222,7 @@ class Connection:
             "reader": None if capture is None else capture.request,
             "chunks": self.settings.window_chunks,
             "bytes": self.settings.window_bytes,
-            "release": capture is not None,
+            "release": capture is not None and not self.link.grace,
             "kill_on_drop": spec.kill_on_drop,
             "fds": len(launch.pass_fds),
             "detach_ttl": spec.detach_ttl,
@@ -226,6 +234,8 @@ class Connection:
             record = self._adopt(reply, launch, scope)
             record.stays = not spec.kill_on_drop or spec.detach_ttl is not None
             adopted.append(record)
+            if capture is not None:
+                capture.session = record.id
 
         # At once: the end of a short child may come right behind the answer.
         document = _document(launch)
@@ -233,7 +243,12 @@ class Connection:
         if launch.pass_fds:
             await self._pass_fds(request, launch.pass_fds)
         asked = self.link.ask(
-            Kind.SPAWN, body=body, payload=document, request=request, first=adopt
+            Kind.SPAWN,
+            body=body,
+            payload=document,
+            request=request,
+            first=adopt,
+            fds=launch.pass_fds,
         )
         self._starting[token] = scope
         try:
@@ -242,7 +257,7 @@ class Connection:
             for record in adopted:
                 self.forget(record)
             if self.link.lost is None:
-                self.link.post(Kind.DROP, body={"sessions": [], "tokens": [token]})
+                self.link.tell(Kind.DROP, body={"sessions": [], "tokens": [token]})
             raise
         finally:
             self._starting.pop(token, None)
@@ -279,7 +294,7 @@ class Connection:
         for at in range(0, len(tokens), TOKENS_A_DROP):
             if self.link.lost is None:
                 body = {"sessions": [], "tokens": tokens[at : at + TOKENS_A_DROP]}
-                self.link.post(Kind.DROP, body=body)
+                self.link.tell(Kind.DROP, body=body)
 
     def _check_options(self, spec: Spec) -> None:
         if not spec.kill_on_drop and not self.shared:
@@ -326,7 +341,7 @@ class Connection:
 
     def _tell_clock(self, record: Record, *, paused: bool) -> None:
         if self.link.lost is None:
-            self.link.post(Kind.CLOCK, record.id, body={"paused": paused})
+            self.link.tell(Kind.CLOCK, record.id, {"paused": paused})
 
     async def attach(self, number: int, *, steal: bool) -> Record:
         """Become the owner of a session; see `Engine.attach`.
@@ -349,7 +364,7 @@ class Connection:
                 record.released = True
                 self.forget(record)
             if self.link.lost is None:  # it may be the owner by now
-                self.link.post(Kind.DETACH, number, body={"ttl": None})
+                self.link.tell(Kind.DETACH, number, {"ttl": None})
             raise
         return adopted[0]
 
@@ -431,6 +446,16 @@ class Connection:
             left = ", ".join(str(s.pid) for s in receipt.survivors)
             raise errors.EngineError(f"session {record.id}: not proven gone: {left}")
 
+    def finish(self, record: Record) -> None:
+        """Let go of a run that has come to its end, of which nothing was lost.
+
+        It releases itself, unless its broker may be lost with what it was to deliver.
+        """
+        if self.link.grace:
+            self.drop(record)
+        else:
+            self.forget(record)
+
     def drop(self, record: Record) -> None:
         """Give a session up without waiting: unless it stays, its tree is killed."""
         record.released = True
@@ -472,7 +497,7 @@ class Connection:
 
     async def children(self, scope: str | None, *, ended: bool) -> list[Snapshot]:
         """Return the sessions of this key, or of one scope; see `Engine.children`."""
-        body = {"scope": scope, "ended": ended}
+        body = {"scope": scope, "readable": ended}
         reply = await self.link.ask(Kind.LIST, body=body)
         ids = unpack(reply.payload or b"")
         found = await asyncio.gather(

@@ -68,6 +68,7 @@ class Express:
             or head.session != session.number
             or len(frame) > _BODY.stop + ATOMIC
             or frame[_BODY] != _NO_OFFSET
+            or (head.client, head.request) in session.answers.known
         ):
             return False
         data = frame[_BODY.stop :]
@@ -81,6 +82,7 @@ class Express:
             body = {"accepted": len(data), "state": "running"}
             ids = head.client, head.request, head.session, head.epoch
             self._send(Message(Kind.REPLY, *ids, 0.0, body))
+            session.answers.note(ids[:2], Kind.REPLY, body)
         return True
 
     def output(self, fd: int) -> bool:

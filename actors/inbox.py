@@ -38,6 +38,11 @@ class Inbox:
         """Return whether the input was given whole at the start, and is through."""
         return self._last and not self._parts
 
+    @property
+    def writers(self) -> list[Hashable]:
+        """The keys of the writes that wait."""
+        return [writer.key for writer in self._writers]
+
     def feed(self, data: bytes) -> None:
         """Queue the last input of the child: its stdin ends after it."""
         self._append(data)

@@ -96,7 +96,7 @@ async def run_spec(
         if capture.status is None:
             connection.drop(record)  # it did not come to its end, which releases it
         else:
-            connection.forget(record)
+            connection.finish(record)
 
 
 def _with_input(options: dict[str, Any], data: bytes | None) -> dict[str, Any]:

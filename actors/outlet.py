@@ -118,6 +118,7 @@ class Reader:
         "lossless",
         "sent",
         "size",
+        "start",
         "taken",
     )
 
@@ -133,7 +134,7 @@ class Reader:
     ) -> None:
         self.ask = ask
         self.capture = capture
-        self.cursor = cursor
+        self.cursor = self.start = cursor
         self.taken = cursor.sequence
         self.introduced = self.awaited = self.local = False
         self.sent = 0
@@ -185,6 +186,7 @@ class Outlet:
         self.patience = min(PATIENCE, launch.retention.size // 2)
         self.blocking = launch.retention.kind == "block"
         self.readers: dict[Ask, Reader] = {}
+        self.left: dict[Ask, Reader] = {}
         self.holds: dict[int, set[int | str]] = {}
         self.polls: list[Poll] = []
         self.reads: list[Read] = []
@@ -205,6 +207,7 @@ class Outlet:
             raise errors.InvalidRequest("cursor", str(error)) from error
         if self.blocking:
             self._hold(ask.client, "poll", cursor.sequence)
+        self.polls = [poll for poll in self.polls if poll.ask != ask]  # asked again
         limit = min(body["limit"], POLL_LIMIT)
         quiet_from = now if self.log.end > cursor.sequence else None
         ends = self.clock.read(now) + body["wait"]
@@ -223,6 +226,7 @@ class Outlet:
             raise errors.InvalidRequest("after", f"is beyond the {produced} bytes yet")
         if self.blocking:
             self._hold(ask.client, body["reader"], self.log.seek(stream, offset))
+        self.reads = [read for read in self.reads if read.ask != ask]  # asked again
         limit = min(body["limit"], POLL_LIMIT)
         reader, ends = body["reader"], self.clock.read(now) + body["wait"]
         self.reads.append(Read(ask, reader, stream, offset, limit, ends))
@@ -233,7 +237,45 @@ class Outlet:
         Raises:
             InvalidRequest: that lies in the future.
         """
-        self.attach(ask, self._place(body), body, capture=body["capture"])
+        before = self.left.pop(ask, None)
+        place = self._place(body) if before is None else before.start
+        self.attach(ask, place, body, capture=body["capture"])
+
+    def resume(self, ask: Ask, body: Any) -> None:
+        """Go on with an event reader that has got this far, from a broker now lost.
+
+        Raises:
+            InvalidRequest: that is no place in this log.
+        """
+        cursor = Cursor(body["stdout"], body["stderr"])
+        try:
+            self.log.read(cursor, 1, 1)
+        except ValueError as error:
+            raise errors.InvalidRequest("cursor", str(error)) from error
+        if body["sequence"] > cursor.sequence or body["taken"] > body["received"]:
+            raise errors.InvalidRequest("cursor", "took more than it has received")
+        self.left.pop(ask, None)
+        self.attach(ask, cursor, body, capture=body["capture"])
+        reader = self.readers[ask]
+        reader.sent, reader.credited = body["received"], body["taken"]
+        reader.taken = body["sequence"]
+        reader.local = reader.introduced = body["local"]
+        reader.ended, reader.exited = set(body["ended"]), body["exited"]
+
+    def cut_off(self) -> None:
+        """Forget how far event readers are, as the last of it may not have arrived.
+
+        They tell, or begin again where they began. What they hold is held on.
+        """
+        self.left |= self.readers
+        self.readers = {}
+
+    @property
+    def clients(self) -> set[int]:
+        """Those who wait for something, or hold something back."""
+        asks = [*self.readers, *self.left, *(p.ask for p in self.polls)]
+        asks += [read.ask for read in self.reads]
+        return {ask.client for ask in asks} | {c for c, h in self.holds.items() if h}
 
     def _place(self, body: Any) -> Cursor:
         """Return where a new reader begins; it is told what it missed."""
@@ -302,7 +344,7 @@ class Outlet:
         self.reads = [read for read in self.reads if read.ask != target]
 
     def _forget_client(self, client: int) -> None:
-        for ask in [ask for ask in self.readers if ask.client == client]:
+        for ask in [ask for ask in self.readers | self.left if ask.client == client]:
             self._detach(ask)
         self.polls = [poll for poll in self.polls if poll.ask.client != client]
         self.reads = [read for read in self.reads if read.ask.client != client]
@@ -311,6 +353,7 @@ class Outlet:
 
     def _detach(self, ask: Ask) -> None:
         self.readers.pop(ask, None)
+        self.left.pop(ask, None)
         self._let_go(ask.client, ask.request)
 
     def refuse_polls(self, error: errors.EngineError) -> None:

@@ -46,7 +46,7 @@ class Stage:
         control, self.lifeline = os.pipe()
         self.peer = Leg(ours)
         tree.become_subreaper()  # as each worker does; its pool is one already
-        self.worker = Worker(Leg(theirs), control, None)
+        self.worker = Worker(Leg(theirs), control, None, 0.0)
         self.worker.settle()
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Stage:
                 raise EngineError("the rehearsal failed")
 
 
-def rehearsed() -> Callable[[int, int, Cgroup | None], NoReturn]:
+def rehearsed() -> Callable[[int, int, Cgroup | None, float], NoReturn]:
     """Rehearse, and return what a forked copy of this process is to run."""
     rehearse()
     return main
@@ -123,6 +123,7 @@ def _terms(reader: int | None) -> dict[str, Any]:
         "chunks": settings.window_chunks,
         "bytes": settings.window_bytes,
         "release": reader is not None,
+        "record": b"",
     }
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from actors import lifecycle, observe, process, terminal
+from actors.answers import Answers
 from actors.arena import Arena
 from actors.awaited import Awaited
 from actors.budget import NOTHING, Budget, Over
@@ -28,7 +29,7 @@ from actors.settings import TtySize
 from actors.stdin import Stdin
 from actors.usage import measure
 from broker import cgroup, errors, tree
-from broker.wire import STREAMS, Kind, Message, Payload, pack
+from broker.wire import MAX_IDS, STREAMS, Kind, Message, Payload, pack
 
 EVICTED: Final = b"[creche: evicted to make room for another session]\n"
 """The last line in the log of an evicted session."""
@@ -58,7 +59,11 @@ class Session:
         launch: Launch,
         leg: Leg,
         home: cgroup.Cgroup | None,
+        *,
+        memory: int = 0,
     ) -> None:
+        self.answers = Answers(memory)
+        self.memo = b""
         self.ending = Ending(home)
         self.number = number
         self.epoch = epoch
@@ -308,6 +313,29 @@ class Session:
         body = {"status": status.to_wire()}
         self.leg.send(Message(kind, 0, 0, self.number, self.epoch, 0.0, body))
 
+    # -- another broker ---------------------------------------------------------
+
+    def cut_off(self) -> None:
+        """Go on although there is no broker now; another one may come."""
+        self.answers.cut_off(self.stdin.writers)
+        self.outlet.cut_off()
+
+    def registration(self) -> Message:
+        """Return what another broker has to know."""
+        status = self.progress.status
+        clients = self.outlet.clients | self.awaited.clients | self.pausers
+        body = {
+            "pid": self.process.pid,
+            "started": self.started,
+            "stdin": self.process.stdin is not None,
+            "status": status.to_wire() if status else None,
+            "closed": self.progress.closed,
+            "released": self.released,
+            "clients": sorted(clients)[:MAX_IDS],
+        }
+        ids = 0, 0, self.number, self.epoch
+        return Message(Kind.REGISTER, *ids, 0.0, body, self.memo)
+
     def finish(self) -> None:
         """Close everything, and refuse what is still asked; the tree is gone."""
         self.outlet.refuse_all(GONE)
@@ -323,6 +351,9 @@ class Session:
         """Carry out one command; it is answered now or later, exactly once."""
         self._now = now
         ask = Ask(message.client, message.request)
+        if ask in self.answers.known and ask.request:
+            self._answer_again(ask)
+            return
         if message.kind in _USES:
             self.last_used = now
         try:
@@ -339,6 +370,14 @@ class Session:
         if ask.request:
             message = Message(kind, *ask, self.number, self.epoch, 0.0, body, payload)
             self.leg.send(message)
+            if payload is None and kind in (Kind.REPLY, Kind.ERROR):
+                self.answers.note(ask, kind, body)
+
+    def _answer_again(self, ask: Ask) -> None:
+        """Give the answer that a lost broker had, unless it is still to come."""
+        answer = self.answers.known[ask]
+        if answer is not None:
+            self.say(answer[0], ask, answer[1])
 
     def room(self) -> bool:
         """Return whether the leg takes more bulk output now."""
@@ -370,6 +409,12 @@ class Session:
 
     def _on_open(self, ask: Ask, message: Message) -> None:
         self.outlet.open(ask, message.body)
+
+    def _on_resume(self, ask: Ask, message: Message) -> None:
+        self.outlet.resume(ask, message.body)
+
+    def _on_memo(self, _: Ask, message: Message) -> None:
+        self.memo = message.body["memo"]
 
     def _on_credit(self, ask: Ask, message: Message) -> None:
         self.outlet.credit(ask, message.body)
@@ -498,6 +543,7 @@ class Session:
 
     def _on_clock(self, ask: Ask, message: Message) -> None:
         self.pause(ask.client, paused=message.body["paused"])
+        self._answer(ask, {})
 
     def pause(self, client: int, *, paused: bool) -> None:
         """Stop the clock for a client, or let it go on once no client wants it so."""
@@ -585,6 +631,8 @@ _COMMANDS: Final[dict[Kind, Command]] = {
     Kind.POLL: Session._on_poll,  # noqa: SLF001
     Kind.READ: Session._on_read,  # noqa: SLF001
     Kind.OPEN: Session._on_open,  # noqa: SLF001
+    Kind.RESUME: Session._on_resume,  # noqa: SLF001
+    Kind.MEMO: Session._on_memo,  # noqa: SLF001
     Kind.CREDIT: Session._on_credit,  # noqa: SLF001
     Kind.STOP: Session._on_stop,  # noqa: SLF001
     Kind.KILL: Session._on_kill,  # noqa: SLF001

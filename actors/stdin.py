@@ -66,6 +66,11 @@ class Stdin:
         idle = not (self._inbox or self._inbox.ending or self._launch.tty is not None)
         return self._pipe.stdin if idle else None
 
+    @property
+    def writers(self) -> list[Hashable]:
+        """Those who wait for their input to be in the pipe."""
+        return [ask for ask, _ in self._cut] + self._inbox.writers
+
     def passed(self, count: int) -> None:
         """Count input that was written beside the queue."""
         self._inbox.passed(count)

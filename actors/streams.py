@@ -37,6 +37,8 @@ from broker import errors
 from broker.link import Link, error_of
 from broker.wire import STREAMS, Kind, Message, Payload, unpack
 
+WINDOW: Final = ("chunks", "bytes", "capture")
+"""What a RESUME has in common with the OPEN of the stream."""
 LARGEST_READ: Final = 4 * 1024 * 1024
 """Bytes that one read of a `Reader` gives at most."""
 
@@ -86,6 +88,60 @@ class Credit:
         self.link.post(Kind.CREDIT, self.session, self.request, body)
 
 
+class Place:
+    """How far a stream has come, for another broker: what arrived here, and no more.
+
+    Args:
+        start: where it began, as (stdout, stderr); None where the worker decided that.
+    """
+
+    def __init__(self, start: tuple[int, int] | None) -> None:
+        self._at = None if start is None else list(start)
+        self._received = 0
+        self._ended: list[str] = []
+        self._exited = False
+
+    def note(self, message: Message) -> None:
+        """Note a message of the stream that arrived."""
+        body: Any = message.body
+        if message.kind is Kind.CHUNK:
+            self._chunk(body, len(message.payload or b""))
+        elif message.kind is Kind.PLACED:
+            self._chunk(body, body["length"])
+        elif message.kind is Kind.GAP and self._at is not None:
+            self._at[STREAMS.index(body["stream"])] = body["end"]
+        elif message.kind in (Kind.EOF, Kind.ABANDONED, Kind.BROKEN):
+            self._ended.append(body["stream"])
+        elif message.kind is Kind.EXITED:
+            self._exited = True
+
+    def _chunk(self, body: Any, length: int) -> None:
+        index, offset = STREAMS.index(body["stream"]), body["offset"]
+        other, end = body["sequence"] - offset, offset + length
+        self._at = [other, end] if index else [end, other]
+        self._received += 1
+
+    def resumption(self, credit: Credit | None, waiting: int) -> dict[str, Any] | None:
+        """Return the body of a RESUME; None: nothing arrived, so it is to be opened.
+
+        Args:
+            credit: what was taken, None before there is anything.
+            waiting: bytes that have arrived and were not taken.
+        """
+        if self._at is None:
+            return None
+        return {
+            "stdout": self._at[0],
+            "stderr": self._at[1],
+            "received": self._received,
+            "taken": 0 if credit is None else credit.chunks,
+            "sequence": sum(self._at) - waiting,
+            "local": credit is not None and credit.local,
+            "ended": self._ended,
+            "exited": self._exited,
+        }
+
+
 class EventStream:
     """The events of one session, in order; every stream sees every byte.
 
@@ -124,8 +180,12 @@ class EventStream:
             "bytes": size,
             "capture": False,
         }
-        feed = weakref.WeakMethod(self._feed)
-        link.listen(self._request, lambda message: _call(feed, message))
+        self._opening = body
+        self._place = Place((0, 0) if after is None and not newest else None)
+        feed, begin = weakref.WeakMethod(self._feed), weakref.WeakMethod(self._begin)
+        link.listen(
+            self._request, lambda message: _call(feed, message), lambda: _call(begin)
+        )
         link.post(Kind.OPEN, record.id, self._request, body)
         self._finalizer = weakref.finalize(
             self, _stop, link, record, self._request, record.process
@@ -198,7 +258,22 @@ class EventStream:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
+    def _begin(self) -> None:
+        """Go on where another broker's worker has to."""
+        waiting = sum(
+            event.length if isinstance(event, Placed) else len(event.data)
+            for event in self._inbox
+            if isinstance(event, Placed | Chunk)
+        )
+        place = self._place.resumption(self._credit, waiting)
+        if place is None:
+            self._link.post(Kind.OPEN, self._record.id, self._request, self._opening)
+            return
+        window = {name: self._opening[name] for name in WINDOW}
+        self._link.post(Kind.RESUME, self._record.id, self._request, place | window)
+
     def _feed(self, message: Message) -> None:
+        self._place.note(message)
         if message.kind is Kind.PLACED:
             self._inbox.append(Placed(**message.body))
         elif message.kind is Kind.ARENA:
@@ -242,10 +317,10 @@ class EventStream:
         return [Exited(lost_status(self._record.started)), *broken, Closed()]
 
 
-def _call(method: Any, message: Message) -> None:
+def _call(method: Any, *arguments: Message) -> None:
     live = method()
     if live is not None:
-        live(message)
+        live(*arguments)
 
 
 def _stop(link: Link, record: Record, request: int, process: int) -> None:
@@ -256,7 +331,7 @@ def _stop(link: Link, record: Record, request: int, process: int) -> None:
     def stop() -> None:
         link.unlisten(request)
         if link.lost is None:
-            link.post(Kind.STOP, record.id, 0, {"target": request})
+            link.tell(Kind.STOP, record.id, {"target": request})
 
     link.call(stop)
 
@@ -289,13 +364,19 @@ class Capture:
 
     Over the limit the rest is drained, so that the child can end. At most `chunks`
     pieces with `size` bytes are under way.
+
+    Attributes:
+        session: the number, once it is known.
     """
 
     def __init__(
         self, link: Link, request: int, chunks: int, size: int, limit: int | None
     ) -> None:
         self.request = request
+        self.session: int | None = None
         self._link = link
+        self._chunks = chunks
+        self._place = Place((0, 0))
         self._chunk_step = max(1, chunks // 4)
         self._size = size
         self._limit = limit
@@ -308,7 +389,14 @@ class Capture:
         self.status: ExitStatus | None = None
         self.changes: tuple[tuple[Change, ...], bool] = (), False
         self.closed: asyncio.Future[None] = link.loop.create_future()
-        link.listen(request, self._feed)
+        link.listen(request, self._feed, self._begin)
+
+    def _begin(self) -> None:
+        """Go on at another broker, unless the start itself is asked again."""
+        place = self._place.resumption(self._credit, 0)
+        if self.session is not None and place is not None:
+            window = {"chunks": self._chunks, "bytes": self._size, "capture": True}
+            self._link.post(Kind.RESUME, self.session, self.request, place | window)
 
     def output(self, stream: str) -> bytes:
         """Return what was kept of a stream."""
@@ -329,6 +417,7 @@ class Capture:
 
     def _feed(self, message: Message) -> None:
         kind = message.kind
+        self._place.note(message)
         if kind is Kind.CHUNK:
             self._chunk(message, message.payload or b"")
         elif kind is Kind.PLACED:

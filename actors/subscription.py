@@ -38,10 +38,21 @@ class LifecycleStream:
             if (method := feed()) is not None:
                 method(message)
 
-        link.listen(self._number, hear)
-        link.post(Kind.WATCH, 0, self._number, {"scope": scope})
+        def again() -> None:
+            if (method := begin()) is not None:
+                method()
+
+        self._scope = scope
+        begin = weakref.WeakMethod(self._begin)
+        link.listen(self._number, hear, again)
+        self._begin()
         self._finalizer = weakref.finalize(self, _stop, link, self._number)
         self._finalizer.atexit = False
+
+    def _begin(self) -> None:
+        """Have a broker tell what happens; of what it told none is taken yet."""
+        self._taken = -len(self._inbox)
+        self._link.post(Kind.WATCH, 0, self._number, {"scope": self._scope})
 
     def __aiter__(self) -> Self:
         return self
@@ -59,7 +70,7 @@ class LifecycleStream:
             finally:
                 self._waiters.discard(waiter)
         self._taken += 1
-        if self._taken % STEP == 0 and self._link.lost is None:
+        if self._taken > 0 and self._taken % STEP == 0 and self._link.lost is None:
             body = {"chunks": self._taken, "sequence": 0, "local": True}
             self._link.post(Kind.CREDIT, 0, self._number, body)
         return self._inbox.popleft()
@@ -101,6 +112,6 @@ def _stop(link: Link, number: int) -> None:
     def stop() -> None:
         link.unlisten(number)
         with suppress(errors.EngineError):  # without a broker nobody sends any more
-            link.post(Kind.STOP, 0, 0, {"target": number})
+            link.tell(Kind.STOP, 0, {"target": number})
 
     link.call(stop)

@@ -12,6 +12,10 @@ pool, supervisor  end of file on the control pair
 broker hangs      the pool, which watches the lease page for all, closes the pair
 ================  ==========================================
 
+Only the end of the leg may be no loss yet: with a *grace* the worker is then *adrift*.
+It goes on with its child, of what it says nothing arrives. If a fresh leg comes over
+the control pair within the grace, it tells the broker there what session it has.
+
 Everything the child starts and abandons becomes a child of this process (it is a
 subreaper), so that "no children are left" from the kernel proves that the tree is gone.
 Nothing else here reaps.
@@ -29,7 +33,7 @@ from actors.express import Express
 from actors.outlet import Ask
 from actors.session import Session, read_launch
 from broker import cgroup, errors, tree
-from broker.pipe import Leg, LegClosed, message_in
+from broker.pipe import Leg, LegClosed, message_in, taken_over
 from broker.wire import BULK, Kind, Message
 
 CONGESTED: Final = 256 * 1024
@@ -41,6 +45,10 @@ LATE: Final = 0.005
 
 A short command has ended by then: one message wakes broker and client, instead of two.
 """
+ANSWERS: Final = 64
+"""Answers that a session remembers, for those that get lost with a broker.
+
+A client has 8 writes under way at most with one handle."""
 END_TIMEOUT: Final = 5.0
 """Seconds to end the tree after a lifeline broke; the pool's sweep is behind it."""
 
@@ -53,12 +61,24 @@ NOTHING: Final[Watched] = (), None
 
 
 class Worker:
-    """The actor: its leg, its session, its clock."""
+    """The actor: its leg, its session, its clock.
 
-    def __init__(self, leg: Leg, control: int, home: cgroup.Cgroup | None) -> None:
+    Args:
+        leg: to the broker.
+        control: to the pool.
+        home: the cgroup that this process lives in, if it has one of its own.
+        grace: seconds that it goes on without a broker.
+    """
+
+    def __init__(
+        self, leg: Leg, control: int, home: cgroup.Cgroup | None, grace: float
+    ) -> None:
         self.leg = leg
         self.control = control
         self.home = home
+        self.grace = grace
+        self.adrift: float | None = None
+        """When the grace is over, while there is no broker."""
         self.session: Session | None = None
         self.poller = select.poll()
         self.watching: dict[int, int] = {}
@@ -139,7 +159,7 @@ class Worker:
             os.read(self.wake, 4096)
             self._reap()
         elif fd == self.control:
-            raise LegClosed
+            self._on_control()
         elif self.session is not None:
             self.session.ready(fd, time.monotonic())
 
@@ -169,11 +189,9 @@ class Worker:
             return
         self._wanted = wanted
         leg_events = select.POLLIN | (select.POLLOUT if wanted[0] else 0)
-        events = {
-            self.leg.fileno(): leg_events,
-            self.wake: select.POLLIN,
-            self.control: select.POLLIN,
-        }
+        events = {self.wake: select.POLLIN, self.control: select.POLLIN}
+        if self.adrift is None:
+            events[self.leg.fileno()] = leg_events
         readable, writable = wanted[1]
         events.update(dict.fromkeys(readable, select.POLLIN))
         if writable is not None:
@@ -192,6 +210,42 @@ class Worker:
         return max(0, int(wait * 1000) + 1)
 
     def _on_leg(self) -> None:
+        try:
+            self._take_frames()
+        except LegClosed:
+            if not self.grace:
+                raise
+            self._lose_leg()
+
+    def _lose_leg(self) -> None:
+        """Go on without a broker; whoever read here says so again at the next one."""
+        self.leg.close()
+        self.adrift = time.monotonic() + self.grace
+        self._late = self._wanted = None
+        self._leg_fd = -1
+        self._stale = True
+        if self.session is not None:
+            self.session.cut_off()
+
+    def _on_control(self) -> None:
+        """Take a leg to another broker, and say what session there is.
+
+        Raises:
+            LegClosed: the pool is gone, or wants this worker to end.
+        """
+        sock = taken_over(self.control)
+        if sock is None:
+            raise LegClosed
+        while self.adrift is None:  # the old broker is dead: its last words are here
+            self._on_leg()
+        self.leg, self.adrift, self._wanted = Leg(sock), None, None
+        self._leg_fd = self.leg.fileno()
+        if self.session is not None:
+            self.leg.put(self.session.registration(), urgent=True)
+        else:
+            self.leg.put(Message(Kind.IDLE, body={"stamps": []}), urgent=True)
+
+    def _take_frames(self) -> None:
         for frame, fds in self.leg.frames():
             if not self._stale and not fds and self._express_input(frame):
                 continue
@@ -203,8 +257,10 @@ class Worker:
     def _on_time(self) -> None:
         """Let what is due happen, and find out when that is the next time."""
         session = self.session
+        if self.adrift is not None and self.adrift <= time.monotonic():
+            raise LegClosed
         if session is None:
-            self._due = None
+            self._due = self.adrift
             return
         self._due = session.next_deadline()
         if self._due is not None and self._due <= time.monotonic():
@@ -212,6 +268,8 @@ class Worker:
             self._due = session.next_deadline()
         if self._late is not None:
             self._answer_late(session)
+        if self.adrift is not None:
+            self._due = min(self._due or self.adrift, self.adrift)
 
     def _answer_late(self, session: Session) -> None:
         """Send the answer to a START that is held back, if that was long enough."""
@@ -242,7 +300,14 @@ class Worker:
         ask = Ask(message.client, message.request)
         try:
             launch = read_launch(message)
-            session = Session(message.session, message.epoch, launch, self, self.home)
+            session = Session(
+                message.session,
+                message.epoch,
+                launch,
+                self,
+                self.home,
+                memory=ANSWERS if self.grace else 0,
+            )
             session.start(time.monotonic, fds)
         except errors.EngineError as error:
             self._refuse(message, error)  # which says that this worker is idle, too
@@ -251,6 +316,7 @@ class Worker:
         self.express = Express(session, self.send_now)
         if launch.paused:
             session.pause(ask.client, paused=True)
+        session.memo = message.body["memo"]
         session.releases_itself = message.body["release"]
         reader = message.body["reader"]
         if reader is not None:
@@ -333,13 +399,14 @@ def end_tree(timeout: float) -> bool:
     return True
 
 
-def main(leg: int, control: int, home: cgroup.Cgroup | None) -> NoReturn:
+def main(leg: int, control: int, home: cgroup.Cgroup | None, grace: float) -> NoReturn:
     """Be a worker; called by the pool right after its fork.
 
     Args:
         leg: to the broker.
         control: to the pool.
         home: the cgroup that this process lives in, if it has one of its own.
+        grace: seconds that it goes on without a broker.
     """
     tree.become_subreaper()
-    Worker(Leg(_socket.socket(fileno=leg)), control, home).run()
+    Worker(Leg(_socket.socket(fileno=leg)), control, home, grace).run()

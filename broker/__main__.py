@@ -4,10 +4,14 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from broker.errors import AlreadyRunning, EngineError
 from broker.opening import Opening, Options, say
+
+GRACE: Final = 3.0
+"""Seconds that workers and clients wait for another broker, where one comes."""
+LONGEST_GRACE: Final = 3600.0
 
 
 def main(options: Options) -> NoReturn:
@@ -47,8 +51,20 @@ def parse(arguments: Sequence[str]) -> Options:
         default="auto",
         help="how trees are held together",
     )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=None,
+        help="seconds that children and clients outlive a lost broker, which is "
+        f"replaced meanwhile; 0: they do not (default {GRACE:g})",
+    )
     parser.add_argument("--log", help="file for unhandled errors of engine processes")
-    options = Options(**vars(parser.parse_args(arguments)))
+    given = parser.parse_args(arguments)
+    if given.grace is None:
+        given.grace = GRACE if given.keeper is None else 0.0
+    if not 0 <= given.grace <= LONGEST_GRACE:
+        parser.error(f"--grace: must be 0 to {LONGEST_GRACE:g} seconds")
+    options = Options(**vars(given))
     if options.endpoint is None and options.keeper is None:
         return options._replace(endpoint=_usual_endpoint())
     return options

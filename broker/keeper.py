@@ -18,6 +18,8 @@ Theory of operation
 * A worker that is asked to start or end something has a time for it; one that lets it
   pass stands still: the pool kills it, and its tree with it.
 * What has ended is kept by `retention`; what is too much goes as if it was dropped.
+* What another broker has to know of a session if this one is lost is its *record*. The
+  worker has it, gets it again when the owner changes, and gives it to that broker.
 * Whenever something ended, `_room` is set: whoever waits may have room now.
 """
 
@@ -28,10 +30,12 @@ from typing import TYPE_CHECKING, Final
 from broker import errors
 from broker.latency import Latency
 from broker.registry import (
+    WORKER,
     Action,
     Ask,
     Condemn,
     Fork,
+    Numbers,
     Retire,
     Session,
     State,
@@ -63,6 +67,9 @@ class Keeper:
     Args:
         epoch: this broker's incarnation.
         warm: idle workers kept ready.
+        grace: seconds that sessions outlive this broker; 0: they do not.
+        numbers: the last ones given to a client, a session and a worker, where an
+            earlier broker has left them.
 
     Attributes:
         ahead: idle workers kept ready now: more than `warm` after these were too few.
@@ -79,9 +86,11 @@ class Keeper:
         latency: how long each stage of the sessions took.
     """
 
-    def __init__(self, epoch: int, warm: int) -> None:
+    def __init__(self, epoch: int, warm: int, grace: float, numbers: Numbers) -> None:
         self.epoch = epoch
         self.warm = warm
+        self.grace = grace
+        self.numbers = numbers
         self.ahead = warm
         self.peers: dict[int, bytes] = {}
         self.sessions: dict[int, Session] = {}
@@ -95,7 +104,6 @@ class Keeper:
         self.retention = Retention()
         self.latency = Latency()
         self._room = False
-        self._last_worker = 0
         self._now = 0.0
         self._out: list[Action] = []
 
@@ -161,6 +169,15 @@ class Keeper:
         self.ttls.pop(session.id, None)
         if ttl is not None:
             self.ttls[session.id] = self._now + ttl
+        self._note_owner(session)
+
+    def _note_owner(self, session: Session) -> None:
+        """Have the worker remember for another broker whose session it has."""
+        if self.grace:
+            body = {"memo": session.memo(self.ttls.get(session.id))}
+            self._tell(
+                session, Message(Kind.MEMO, 0, 0, session.id, self.epoch, body=body)
+            )
 
     def _expire_ttls(self) -> None:
         late = [number for number, ends in self.ttls.items() if ends <= self._now]
@@ -402,6 +419,48 @@ class Keeper:
                 self._to(ask, failure(base, error))
         session.pending.clear()
 
+    # -- taken over from a lost broker ------------------------------------------
+
+    def _adopt(self, worker: int, message: Message) -> None:
+        """Take a worker over, and the session that it says it has."""
+        if message.kind is not Kind.REGISTER:  # it is idle
+            self.slots[worker] = None
+            self.idle.append(worker)
+            return
+        body, number = message.body, message.session
+        session, ends = Session.remembered(number, worker, message.payload or b"")
+        self.slots[worker] = number
+        self.sessions[number] = session
+        self.tokens[(session.owner, session.token)] = number
+        if ends is not None:
+            self.ttls[number] = ends
+        started = {name: body[name] for name in ("pid", "started", "stdin")}
+        session.answer = message.reply(Kind.REPLY, started)
+        session.guests = set(body["clients"]) - {session.client}
+        session.state = State.RUNNING
+        if body["status"] is not None:
+            self._adopt_end(session, body["status"], closed=body["closed"])
+        if body["released"]:
+            self._leaves(session)
+            self.due[number] = self._now + DROP_TIMEOUT + HUNG_MARGIN
+
+    def _adopt_end(self, session: Session, status: object, *, closed: bool) -> None:
+        """Note an end that this broker was not told of, nor maybe any owner."""
+        session.state = State.CLOSED if closed else State.EXITED
+        session.ended, session.status = self._now, status
+        session.concluded = closed
+        self.retention.ended(session, self._now)
+
+    def _settle(self) -> None:
+        """Give up whoever has not come back to this broker: its time is over."""
+        for session in list(self.sessions.values()):
+            if session.client and session.client not in self.peers:
+                self._drop(session)
+            if session.state in (State.LEAVING, State.LOST):
+                continue
+            for guest in [g for g in session.guests if g not in self.peers]:
+                self._stop_all(session, guest)
+
     # -- workers --------------------------------------------------------------------
 
     def _worker_idle(
@@ -469,10 +528,11 @@ class Keeper:
         return self.idle.pop()
 
     def _fork(self) -> int:
-        self._last_worker += 1
-        self.slots[self._last_worker] = None
-        self._out.append(Fork(self._last_worker))
-        return self._last_worker
+        self.numbers[WORKER] += 1
+        worker = self.numbers[WORKER]
+        self.slots[worker] = None
+        self._out.append(Fork(worker))
+        return worker
 
     def _refill(self) -> None:
         """Fork what is missing once half is: workers forked in one go are smaller."""

@@ -7,6 +7,16 @@ after every send, and before the first wait, the socket has to be looked at agai
 
 Nothing here waits for a slow consumer: whatever arrives is handed to the future or the
 listener it is for, so that an answer is never stuck behind output nobody takes.
+
+A broker that is lost may be replaced: the WELCOME says within what *grace*. Without one
+the loss is the end. With one::
+
+    joined ──the lifeline ends──▶ adrift ──a WELCOME──▶ joined
+                                    └──the grace is over, or refused──▶ lost
+
+While a link is adrift what is asked of it waits, what needs no answer is left out.
+Joined again it says what it knows (`on_back`), then where its listeners are (`again`),
+then asks once more what was not answered, under the same numbers.
 """
 
 import asyncio
@@ -17,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import zmq
 from zmq.backend import Socket as Calls  # sugar's send takes three times as long
@@ -36,7 +46,19 @@ TICKET: Final = 16
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 
 Listener = Callable[[Message], None]
-Waiting = tuple["asyncio.Future[Message]", Listener | None]
+Again = Callable[[], None]
+
+
+class Asked(NamedTuple):
+    """A request without an answer, and all that it takes to ask it again."""
+
+    future: "asyncio.Future[Message]"
+    first: Listener | None
+    kind: Kind
+    session: int
+    body: Mapping[str, Any] | None
+    payload: wire.Payload | None
+    fds: Sequence[int]
 
 
 class Link:
@@ -46,24 +68,39 @@ class Link:
         endpoint: `ipc://PATH`.
         on_push: called with every message that answers no request, in the loop.
         on_lost: called once, in the loop, when the broker is gone.
+        on_back: called in the loop when another broker has taken its place.
+
+    Attributes:
+        grace: seconds that it takes to replace a lost broker at most; 0: none is.
     """
 
     def __init__(
-        self, endpoint: str, on_push: Listener, on_lost: Callable[[], None]
+        self,
+        endpoint: str,
+        on_push: Listener,
+        on_lost: Callable[[], None],
+        on_back: Again = lambda: None,
     ) -> None:
         path = auth.endpoint_path(endpoint)
         self.endpoint = endpoint
         self.loop = asyncio.get_running_loop()
         self.client = 0
         self.epoch = 0
+        self.grace = 0.0
         self.lost: errors.EngineError | None = None
+        self._hello: dict[str, Any] = {}
+        self._proof: bytes | None = None
+        self._renewal = 0.0
+        self._adrift = False
+        self._rejoining: asyncio.Task[None] | None = None
         self._directory = auth.RunDirectory.open(os.path.dirname(path))
         self._name = os.path.basename(path)
         self._on_push = on_push
         self._on_lost = on_lost
+        self._on_back = on_back
         self._last = 0
-        self._waiting: dict[int, Waiting] = {}
-        self._listeners: dict[int, Listener] = {}
+        self._waiting: dict[int, Asked] = {}
+        self._listeners: dict[int, tuple[Listener, Again]] = {}
         self._unsent: deque[bytes] = deque()
         self._looking = False
         self._expected = 0
@@ -97,17 +134,11 @@ class Link:
             ProtocolError: the broker refuses this client.
         """
         key = self._directory.operator_key() if operator else None
+        self._hello = {"owner": owner, "operator": key, "lease": lease}
+        self._renewal = renewal
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
-                ticket = await self._take_ticket()
-                self._connect()
-                body = {
-                    "ticket": ticket,
-                    "owner": owner,
-                    "operator": key,
-                    "lease": lease,
-                }
-                welcome = await self.ask(Kind.HELLO, body=body)
+                await self._greet(await self._take_ticket())
         except (OSError, TimeoutError) as error:
             self.close()
             # A timeout has no words of its own.
@@ -116,9 +147,19 @@ class Link:
         except BaseException:
             self.close()
             raise
+
+    async def _greet(self, ticket: bytes) -> None:
+        """Say hello, and take the welcome."""
+        self._connect()
+        body = {**self._hello, "ticket": ticket, "proof": self._proof}
+        request = self.number()
+        asked = self._expect_answer(request, Kind.HELLO, body=body)
+        self._put(Kind.HELLO, 0, request, body)
+        welcome = await asked
         self.client, self.epoch = welcome.client, welcome.epoch
-        if lease:
-            self._renew_every(renewal)
+        self.grace, self._proof = welcome.body["grace"], welcome.body["proof"]
+        if self._hello["lease"]:
+            self._renew_every(self._renewal)
 
     async def _take_ticket(self) -> bytes:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -151,10 +192,11 @@ class Link:
 
         So it stops when the program is stopped, but not when its loop is busy.
         """
-        line = self._line
+        line, stop = self._line, threading.Event()
+        self._stop_renewing = stop
 
         def renew() -> None:
-            while line is not None and not self._stop_renewing.wait(renewal):
+            while line is not None and not stop.wait(renewal):
                 with suppress(OSError):  # closed meanwhile: the thread ends next round
                     line.send(b".")
 
@@ -171,7 +213,65 @@ class Link:
         except ConnectionResetError:
             data = b""
         if not data:
+            self._lose()
+
+    # -- another broker ---------------------------------------------------------
+
+    def _lose(self) -> None:
+        """Wait for another broker if one may come; else this is the end."""
+        if not self.grace:
             self.fail(errors.BrokerLost())
+            return
+        self._disconnect()
+        if self._adrift:  # the next one is lost as well, before its welcome
+            for request, asked in list(self._waiting.items()):
+                if asked.kind is Kind.HELLO:
+                    del self._waiting[request]
+                    asked.future.set_exception(ConnectionResetError())
+            return
+        self._adrift = True
+        self._rejoining = self.loop.create_task(self._rejoin())
+
+    async def _rejoin(self) -> None:
+        """Join another broker within the grace, or fail."""
+        ends = self.loop.time() + self.grace
+        while self._adrift:
+            try:
+                async with asyncio.timeout_at(ends):
+                    ticket = await self._take_ticket()
+                # From here on it is only the other workers that it waits for.
+                async with asyncio.timeout(self.grace + HELLO_TIMEOUT):
+                    await self._greet(ticket)
+            except ConnectionResetError:
+                self._disconnect()
+                await asyncio.sleep(RETRY)
+            except (OSError, TimeoutError, errors.EngineError) as error:
+                why = getattr(error, "strerror", None) or str(error) or "none came"
+                lost = f"the broker is lost, and no other took its place: {why}"
+                self.fail(errors.BrokerLost(lost))
+                return
+            else:
+                self._adrift = False
+        self._come_back()
+
+    def _come_back(self) -> None:
+        """Tell another broker what this client knows, and ask again."""
+        self._heard = self.loop.time()
+        self._on_back()
+        for _, again in list(self._listeners.values()):
+            again()
+        for request, asked in list(self._waiting.items()):
+            if asked.future.done():  # nobody waits for it any more
+                del self._waiting[request]
+                continue
+            try:
+                if asked.fds:
+                    self._offer_fds(request, asked.fds)
+                self.post(asked.kind, asked.session, request, asked.body, asked.payload)
+            except OSError as error:  # what was to be passed is closed
+                del self._waiting[request]
+                failed = errors.SpawnFailed(error.errno or 0, "pipe")
+                asked.future.set_exception(failed)
 
     def fail(self, error: errors.EngineError) -> None:
         """Answer everything that waits with `error`, and refuse what comes."""
@@ -185,10 +285,27 @@ class Link:
         """Close the connection: the broker drops this client. Harmless to repeat."""
         if self.lost is None:
             self.lost = errors.BrokerLost("the engine is closed")
-        self._stop_renewing.set()
         if self._pulse is not None:
             self._pulse.cancel()
             self._pulse = None
+        self._disconnect()
+        self._directory.close()
+        waiting, self._waiting = self._waiting, {}
+        for asked in waiting.values():
+            if not asked.future.done():
+                asked.future.set_exception(self.lost)
+                asked.future.exception()  # who waits sees it; nobody else must be told
+        listeners, self._listeners = self._listeners, {}
+        code, values = errors.encode(self.lost)
+        end = Message(Kind.ERROR, body={"code": code, "values": values})
+        for listener, _ in listeners.values():
+            listener(end)
+        if self._rejoining is not None:
+            self._rejoining.cancel()  # which may be what calls this: then it ends now
+
+    def _disconnect(self) -> None:
+        """Let go of the connection; harmless to repeat."""
+        self._stop_renewing.set()
         if self._line is not None:
             self.loop.remove_reader(self._line)
             self._line.close()
@@ -198,17 +315,7 @@ class Link:
             self._socket.close()
             self._context.term()
             self._context = None
-        self._directory.close()
-        waiting, self._waiting = self._waiting, {}
-        for future, _ in waiting.values():
-            if not future.done():
-                future.set_exception(self.lost)
-                future.exception()  # whoever waits sees it; nobody else must be told
-        listeners, self._listeners = self._listeners, {}
-        code, values = errors.encode(self.lost)
-        end = Message(Kind.ERROR, body={"code": code, "values": values})
-        for listener in listeners.values():
-            listener(end)
+        self._unsent.clear()
 
     # -- sending ----------------------------------------------------------------
 
@@ -232,6 +339,30 @@ class Link:
         """
         if self.lost is not None:
             raise self.lost
+        if not self._adrift:
+            self._put(kind, session, request, body, payload)
+
+    def tell(
+        self, kind: Kind, session: int = 0, body: Mapping[str, Any] | None = None
+    ) -> None:
+        """Send a command that nobody waits for, but that is not to be lost.
+
+        Raises:
+            BrokerLost: the broker is gone.
+        """
+        if self.grace:
+            self.ask(kind, session, body).add_done_callback(ignored)
+        else:
+            self.post(kind, session, 0, body)
+
+    def _put(
+        self,
+        kind: Kind,
+        session: int,
+        request: int,
+        body: Mapping[str, Any] | None,
+        payload: wire.Payload | None = None,
+    ) -> None:
         message = Message(
             kind, self.client, request, session, self.epoch, 0.0, body or {}, payload
         )
@@ -251,17 +382,19 @@ class Link:
         *,
         request: int = 0,
         first: Listener | None = None,
+        fds: Sequence[int] = (),
     ) -> "asyncio.Future[Message]":
         """Send a command and return the future of its answer.
 
         The future fails with the error of the answer, or with `BrokerLost`. Cancelling
         it forgets the answer; the command goes on. `first` is called with a good
         answer before any later message is looked at; who awaits the future is too late.
+        `fds` went ahead by `pass_fds`: where it is asked again, they go again.
         """
         request = request or self.number()
-        future: asyncio.Future[Message] = self.loop.create_future()
-        self._waiting[request] = future, first
-        self._watch()
+        future = self._expect_answer(
+            request, kind, session, body, payload, first=first, fds=fds
+        )
         try:
             self.post(kind, session, request, body, payload)
         except BaseException:
@@ -269,12 +402,29 @@ class Link:
             raise
         return future
 
+    def _expect_answer(
+        self,
+        request: int,
+        kind: Kind,
+        session: int = 0,
+        body: Mapping[str, Any] | None = None,
+        payload: wire.Payload | None = None,
+        *,
+        first: Listener | None = None,
+        fds: Sequence[int] = (),
+    ) -> "asyncio.Future[Message]":
+        future: asyncio.Future[Message] = self.loop.create_future()
+        self._waiting[request] = Asked(future, first, kind, session, body, payload, fds)
+        self._watch()
+        return future
+
     def wait_again(self, request: int) -> "asyncio.Future[Message] | None":
         """Return a new future of an answer whose own was cancelled; None: it came."""
-        if request not in self._waiting:
+        asked = self._waiting.get(request)
+        if asked is None:
             return None
         future: asyncio.Future[Message] = self.loop.create_future()
-        self._waiting[request] = future, None
+        self._waiting[request] = asked._replace(future=future, first=None)
         return future
 
     async def pass_fds(self, request: int, fds: Sequence[int]) -> None:
@@ -291,6 +441,8 @@ class Link:
                 await asyncio.sleep(RETRY)
 
     def _offer_fds(self, request: int, fds: Sequence[int]) -> bool:
+        if self._adrift:
+            return True  # they go with what is asked again
         if self._line is None:
             raise self.lost or errors.BrokerLost()
         frame = passing.frame(request, len(fds))
@@ -307,7 +459,7 @@ class Link:
         """Have a request or a stream stopped, which is then never answered."""
         self._waiting.pop(request, None)
         if self.lost is None:
-            self.post(Kind.STOP, session, 0, {"target": request})
+            self.tell(Kind.STOP, session, {"target": request})
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
@@ -339,8 +491,10 @@ class Link:
             self._waiting or self._listeners or self._expected
         ):
             return
-        if now - self._due > lease.RENEWAL:
-            self._heard = now  # it was this program that stood still
+        if self._adrift or now - self._due > lease.RENEWAL:
+            self._heard = (
+                now  # it was this program that stood still, or nobody is there
+            )
         elif now - self._heard > lease.DURATION:
             self.fail(errors.BrokerLost("the broker does not answer"))
             return
@@ -348,9 +502,14 @@ class Link:
             self.post(Kind.INFO, 0, self.number())
         self._next_pulse(now)
 
-    def listen(self, request: int, listener: Listener) -> None:
-        """Have `listener` called with every message of this number."""
-        self._listeners[request] = listener
+    def listen(
+        self, request: int, listener: Listener, again: Again = lambda: None
+    ) -> None:
+        """Have `listener` called with every message of this number.
+
+        `again` is called when another broker is there, which knows nothing of it.
+        """
+        self._listeners[request] = listener, again
         self._watch()
 
     def unlisten(self, request: int) -> None:
@@ -359,7 +518,7 @@ class Link:
 
     def drop(self, session: int) -> None:
         """Give a session up: its tree is killed and it is forgotten."""
-        self.post(Kind.DROP, body={"sessions": [session], "tokens": []})
+        self.tell(Kind.DROP, body={"sessions": [session], "tokens": []})
 
     def call(self, action: Callable[[], None]) -> None:
         """Run `action` in the loop soon; from any thread, and from finalizers.
@@ -414,12 +573,12 @@ class Link:
         except errors.ProtocolError as broken:
             self.fail(broken)
             return
-        waiting = self._waiting.pop(message.request, None)
-        listener = self._listeners.get(message.request)
-        if waiting is not None:
-            _settle(*waiting, message)
-        elif listener is not None:
-            listener(message)
+        asked = self._waiting.pop(message.request, None)
+        listening = self._listeners.get(message.request)
+        if asked is not None:
+            _settle(asked.future, asked.first, message)
+        elif listening is not None:
+            listening[0](message)
         elif message.request == 0:
             self._on_push(message)
 

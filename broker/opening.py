@@ -20,9 +20,9 @@ WORKER: Final = "actors.rehearsal:rehearsed"
 
 BOOT: Final = """\
 import sys
-sys.path.extend(sys.argv[6:])
+sys.path.extend(sys.argv[7:])
 from broker.pool import main
-main(*map(int, sys.argv[1:4]), *sys.argv[4:6])
+main(*map(int, sys.argv[1:4]), *sys.argv[4:6], grace=float(sys.argv[6]))
 """
 
 
@@ -37,6 +37,8 @@ class Options(NamedTuple):
         warm: idle workers kept ready.
         containment: `auto`, or `cgroup` or `subreaper` to insist on it.
         log: file that unhandled exceptions of engine processes are appended to.
+        grace: seconds that workers and clients wait for another broker if this one is
+            lost; 0: there will be none, and everything ends.
     """
 
     endpoint: str | None = None
@@ -45,6 +47,7 @@ class Options(NamedTuple):
     warm: int = 4
     containment: str = "auto"
     log: str | None = None
+    grace: float = 0.0
 
     def tell(self, line: str) -> None:
         """Write a line to the client that embeds this engine, if one does."""
@@ -76,12 +79,13 @@ class Pool(NamedTuple):
     lifeline: _socket.socket
 
     @classmethod
-    def execute(cls, page: int, home: str) -> Self:
+    def execute(cls, page: int, home: str, grace: float) -> Self:
         """Execute a pool clean.
 
         Args:
             page: the lease page.
             home: path of the cgroup above those of the workers; empty for none.
+            grace: seconds that its workers wait for another broker.
 
         Raises:
             InvalidRequest: what it imports is not installed.
@@ -93,7 +97,7 @@ class Pool(NamedTuple):
         for fd in inherited:
             os.set_inheritable(fd, True)
         argv = [sys.executable, "-I", "-S", "-c", BOOT]
-        argv += [*map(str, inherited), WORKER, home, *roots]
+        argv += [*map(str, inherited), WORKER, home, str(grace), *roots]
         pid = _execute(argv)
         os.set_inheritable(page, False)
         theirs.close()
@@ -124,7 +128,7 @@ class Opening(NamedTuple):
         _settle(options.log)
         home = _make_home(options.containment)
         page = lease.create()
-        return cls(home, page, Pool.execute(page, home))
+        return cls(home, page, Pool.execute(page, home, options.grace))
 
 
 def _settle(log: str | None) -> None:

@@ -36,7 +36,7 @@ from typing import Final
 from broker import wire
 from broker.errors import ProtocolError
 
-__all__ = ["Incoming", "Leg", "LegClosed", "message_in"]
+__all__ = ["Incoming", "Leg", "LegClosed", "hand_over", "message_in", "taken_over"]
 
 Incoming = tuple[wire.Message, tuple[int, ...]]
 """A message and the descriptors that came with it; the receiver must close them."""
@@ -328,6 +328,34 @@ class Leg:
             # own file limit as the peer's fault. Either way the message is no use.
             raise ProtocolError(f"{len(self._fds)} of {count} descriptors arrived")
         return tuple(self._fds.popleft() for _ in range(count))
+
+
+def hand_over(control: _socket.socket, leg: _socket.socket) -> None:
+    """Give a fresh leg to whoever has the other end of a control pair, without waiting.
+
+    If that is gone, or takes nothing, nothing happens: its end is seen elsewhere.
+    """
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, _pack((leg.fileno(),)))]
+    flags = _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT
+    try:
+        control.sendmsg([b"L"], rights, flags)
+    except OSError:
+        return
+
+
+def taken_over(control: int) -> _socket.socket | None:
+    """Return the leg that came over a control pair; None: its other end is gone."""
+    sock = _socket.socket(fileno=os.dup(control))
+    try:
+        _, ancillary, _, _ = sock.recvmsg(1, _ANCILLARY, _socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return None
+    finally:
+        sock.close()
+    for _, _, data in ancillary:
+        for (fd,) in _INT.iter_unpack(data):
+            return _socket.socket(fileno=fd)
+    return None
 
 
 def message_in(frame: memoryview) -> wire.Message:

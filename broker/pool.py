@@ -8,6 +8,10 @@ It is a subreaper. Its known children are its workers; *any other direct child i
 orphan of a dead worker*, killed with everything below it. A worker is reported GONE
 only when it is reaped and no orphan is left.
 
+Losing the broker it goes on, as its workers do for their grace: the supervisor sends it
+a leg to the next one over `lifeline`, and it gives each worker a leg over its control
+pair.
+
 Losing the supervisor (end of file on `lifeline`) ends it: each worker sees the end of
 its own control pair and ends its tree; what remains is swept. It closes the control
 pairs as well when the broker hangs: that one process looks at the lease page, instead
@@ -29,7 +33,7 @@ from typing import Final, NoReturn
 
 from broker import cgroup, lease, tree
 from broker.opening import reset_signals
-from broker.pipe import Leg, LegClosed
+from broker.pipe import Leg, LegClosed, hand_over
 from broker.wire import Kind, Message
 
 END_TIMEOUT: Final = 6.0
@@ -42,23 +46,33 @@ EMPTY: Final = sys.getsizeof(b"")
 """Bytes of an object beside its content."""
 SURVIVORS_PAUSE: Final = 1000
 """Milliseconds between walks for orphans that did not go in that time."""
+LOT: Final = 64
+"""Workers that a fresh broker is told of in one message."""
 SWEEP_PAUSE: Final = 1
 """Milliseconds between walks while orphans are left (exits also trigger one)."""
 
-Main = Callable[[int, int, cgroup.Cgroup | None], NoReturn]
+Main = Callable[[int, int, cgroup.Cgroup | None, float], NoReturn]
 
 
 class Pool:
     """The zygote's loop: forks on request, reaps, sweeps, reports."""
 
     def __init__(
-        self, leg: Leg, lifeline: int, stamp: lease.Page, main: Main, home: str
+        self,
+        leg: Leg,
+        lifeline: Leg,
+        stamp: lease.Page,
+        main: Main,
+        home: str,
+        *,
+        grace: float,
     ) -> None:
         self.leg = leg
         self.lifeline = lifeline
         self.stamp = stamp
         self.main = main
         self.home = home
+        self.grace = grace
         self.workers: dict[int, tuple[int, _socket.socket]] = {}
         self.lost: dict[int, float] = {}
         self.condemned: set[int] = set()
@@ -70,21 +84,59 @@ class Pool:
 
     def run(self) -> None:
         """Serve until the supervisor is gone, then see every worker off."""
-        poller = select.poll()
-        for fd in (self.leg.fileno(), self.lifeline, self.wake):
-            poller.register(fd, select.POLLIN)
         while True:
-            ready = dict(poller.poll(self._timeout()))
-            if self.lifeline in ready:
+            ready = self._wait()
+            if self.leg.fileno() in ready:
+                self._requests()
+            if self.lifeline.fileno() in ready and not self._follow():
                 break
             if self.wake in ready:
                 os.read(self.wake, 4096)
-            if self.leg.fileno() in ready and not self._requests():
-                poller.unregister(self.leg.fileno())
             self._reap()
             self._sweep()
             self._check_lease(time.monotonic())
         self._end()
+
+    def _wait(self) -> set[int]:
+        """Wait for something to happen; return the descriptors that tell of it."""
+        poller = select.poll()
+        for fd in (self.lifeline.fileno(), self.wake):
+            poller.register(fd, select.POLLIN)
+        if not self.broker_gone:
+            events = select.POLLIN | (select.POLLOUT if self.leg.queued else 0)
+            poller.register(self.leg.fileno(), events)
+        return {fd for fd, _ in poller.poll(self._timeout())}
+
+    def _follow(self) -> bool:
+        """Serve the next broker; False once the supervisor is gone."""
+        try:
+            for _, fds in self.lifeline.receive():
+                while not self.broker_gone:  # it is dead: its last words are all here
+                    self._requests()
+                self.leg.close()
+                self.leg = Leg(_socket.socket(fileno=fds[0]))
+                self.broker_gone = False
+                self.stamp.stamp(time.monotonic())  # the next one has yet to begin
+                self._introduce()
+        except LegClosed:
+            return False
+        return True
+
+    def _introduce(self) -> None:
+        """Join each worker to the broker, and tell that which workers there are."""
+        controls = list(self.workers.values())
+        parts = [controls[at : at + LOT] for at in range(0, len(controls), LOT)]
+        for part in parts:
+            legs = [_socket.socketpair(_socket.AF_UNIX) for _ in part]
+            for (_, control), (_, theirs) in zip(part, legs, strict=True):
+                hand_over(control, theirs)
+                theirs.close()
+            body = {"workers": [worker for worker, _ in part], "last": False}
+            ours = tuple(leg.fileno() for leg, _ in legs)
+            self.leg.send(Message(Kind.WORKERS, body=body), fds=ours)
+            for leg, _ in legs:
+                leg.close()
+        self.leg.send(Message(Kind.WORKERS, body={"workers": [], "last": True}))
 
     def _timeout(self) -> int:
         if self.lost:
@@ -103,14 +155,15 @@ class Pool:
             return
         late = now - self.lease_check > lease.RENEWAL
         self.lease_check = now + lease.RENEWAL
-        if not late and self.stamp.age(now) > lease.DURATION:
+        if not (late or self.broker_gone) and self.stamp.age(now) > lease.DURATION:
             for _, control in self.workers.values():
                 control.close()
 
     # -- forking ----------------------------------------------------------------
 
-    def _requests(self) -> bool:
-        """Carry out what the broker asks; False once the broker is gone."""
+    def _requests(self) -> None:
+        """Carry out what the broker asks, and notice when it is gone."""
+        self.leg.flush()
         try:
             for message, fds in self.leg.receive():
                 if message.kind is Kind.FORK:
@@ -119,7 +172,6 @@ class Pool:
                     self._condemn(message.body["worker"])
         except LegClosed:
             self.broker_gone = True
-        return not self.broker_gone
 
     def _fork_all(self, workers: list[int], legs: tuple[int, ...]) -> None:
         """Fork a worker for each number and leg, one right after the other.
@@ -149,7 +201,7 @@ class Pool:
             close_all_but(leg, control)
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (self.soft_limit, hard))
-            self.main(leg, control, self._enter_cgroup(worker))
+            self.main(leg, control, self._enter_cgroup(worker), self.grace)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -299,7 +351,9 @@ def fill_holes() -> list[bytes]:
     return fillers
 
 
-def main(leg: int, lifeline: int, page: int, target: str, home: str) -> NoReturn:
+def main(
+    leg: int, lifeline: int, page: int, target: str, home: str, *, grace: float
+) -> NoReturn:
     """Be the pool on these inherited descriptors.
 
     Args:
@@ -308,6 +362,7 @@ def main(leg: int, lifeline: int, page: int, target: str, home: str) -> NoReturn
         page: the lease page.
         target: `module:function`; called once, it returns what a worker runs.
         home: path of the cgroup above those of the workers; empty for none.
+        grace: seconds that a worker waits for another broker when one is lost.
     """
     for fd in (leg, lifeline, page):
         os.set_inheritable(fd, False)
@@ -320,5 +375,6 @@ def main(leg: int, lifeline: int, page: int, target: str, home: str) -> NoReturn
     gc.collect()
     _fillers = fill_holes()
     gc.freeze()  # a collection in a worker would otherwise touch, so copy, every page
-    Pool(Leg(_socket.socket(fileno=leg)), lifeline, stamp, function, home).run()
+    broker, supervisor = (Leg(_socket.socket(fileno=fd)) for fd in (leg, lifeline))
+    Pool(broker, supervisor, stamp, function, home, grace=grace).run()
     os._exit(0)

@@ -2,19 +2,37 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from broker.wire import Kind, Message
+from broker.wire import Kind, Message, Payload, pack, unpack
+
+CLIENT, SESSION, WORKER = range(3)
+"""Where the last number of each stands among the numbers that a broker has given."""
+
+
+class Numbers(Protocol):
+    """The last numbers given: a list, or memory that another broker left."""
+
+    def __getitem__(self, index: int, /) -> int:
+        """Return the last number of a kind."""
+
+    def __setitem__(self, index: int, value: int, /) -> None:
+        """Note the last number of a kind."""
 
 
 class Hello(NamedTuple):
-    """A peer proved which process it is and gave its keys."""
+    """A peer proved which process it is and gave its keys.
+
+    One that knew an earlier broker has the number from there, and a proof of it.
+    """
 
     peer: bytes
     owner: bytes
     operator: bool
     lease: float
     request: int
+    number: int = 0
+    proof: bytes | None = None
 
 
 class FromClient(NamedTuple):
@@ -64,6 +82,19 @@ class PoolReady(NamedTuple):
     """A pool takes FORK requests."""
 
 
+class Recover(NamedTuple):
+    """This broker follows a lost one, whose workers are awaited until `ends`."""
+
+    ends: float
+
+
+class Found(NamedTuple):
+    """Workers of the lost broker live, and have a leg to this one."""
+
+    workers: list[int]
+    last: bool
+
+
 class Tick(NamedTuple):
     """`next_deadline` has passed."""
 
@@ -77,6 +108,8 @@ Event = (
     | WorkerGone
     | PoolGone
     | PoolReady
+    | Recover
+    | Found
     | Tick
 )
 
@@ -195,6 +228,25 @@ class Session:
     """Of a lost one: nothing of its tree is left."""
     told: float = 0.0
     """When START was sent."""
+    adopted: bool = False
+    """Whether it was started for an earlier broker."""
+
+    def memo(self, ends: float | None) -> bytes:
+        """Return what another broker has to know of it; it lives till `ends` at most.
+
+        That is a time if it lives on without an owner, and not for ever.
+        """
+        facts = [self.client, self.owner, self.scope, self.token]
+        return pack([*facts, self.kill_on_drop, self.detach_ttl, self.used, ends])
+
+    @classmethod
+    def remembered(
+        cls, number: int, worker: int, memo: Payload
+    ) -> "tuple[Session, float | None]":
+        """Return the session of a memo, and when it ends without an owner."""
+        client, owner, scope, token, kill_on_drop, ttl, used, ends = unpack(memo)
+        names = number, client, owner, scope, token, worker
+        return cls(*names, kill_on_drop, ttl, used=used, adopted=True), ends
 
     @property
     def stays(self) -> bool:

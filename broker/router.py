@@ -33,6 +33,10 @@ Theory of operation
 * A worker that does not answer START within `START_TIMEOUT`, or a KILL within the time
   it was given and a margin, stands still: the pool kills it, and its tree with it.
 * Commands of another epoch, or past their deadline, are refused and never forwarded.
+* A broker in the place of a lost one hears no client before every worker of that one
+  has said what it has, is gone, or was waited for long enough (`recovery`). A client
+  comes back under its old number, which it proves, and claims its sessions; what nobody
+  came back for within a grace is dropped.
 
 ========  =====================================  =====================================
 state     reached by                             answers
@@ -47,6 +51,8 @@ lost      the worker is gone                     `WorkerLost`; KILL its receipt,
 ========  =====================================  =====================================
 """
 
+import hashlib
+import hmac
 from collections.abc import Callable
 from typing import Final, assert_never
 
@@ -55,21 +61,28 @@ from broker.admission import Applicant, Load
 from broker.batches import Batch
 from broker.keeper import DROP_TIMEOUT, HUNG_MARGIN, Keeper, failure
 from broker.outcomes import TimedOut
+from broker.recovery import Recovery
 from broker.registry import (
+    CLIENT,
     LIVE,
+    SESSION,
     THERE,
     Action,
     Ask,
     Capacity,
     Client,
     ClientGone,
+    Condemn,
     Event,
+    Found,
     FromClient,
     FromWorker,
     Hello,
     LeaseRenewed,
+    Numbers,
     PoolGone,
     PoolReady,
+    Recover,
     Session,
     State,
     Tick,
@@ -96,6 +109,9 @@ class Router(Keeper):
         warm: idle workers kept ready.
         capacity: live sessions that this broker takes at most.
         containment: how the workers hold their trees, for whoever asks.
+        grace: seconds that sessions and clients outlive this broker; 0: they do not.
+        numbers: see `Keeper`.
+        secret: the key of the proofs that clients get of their numbers.
     """
 
     def __init__(
@@ -106,8 +122,14 @@ class Router(Keeper):
         warm: int,
         capacity: Capacity,
         containment: str = "subreaper",
+        grace: float = 0.0,
+        numbers: Numbers | None = None,
+        secret: bytes = b"",
     ) -> None:
-        super().__init__(epoch, warm)
+        super().__init__(epoch, warm, grace, [0, 0, 0] if numbers is None else numbers)
+        self.secret = secret
+        self.recovery: Recovery | None = None
+        self.settles: float | None = None
         self.shared = shared
         self.capacity = capacity
         self.containment = containment
@@ -116,8 +138,6 @@ class Router(Keeper):
         self._next_due: float | None = None
         self._due_known = False
         self._last_batch = 0
-        self._last_client = 0
-        self._last_session = FIRST_SESSION - 1
 
     # -- the door ---------------------------------------------------------------
 
@@ -127,6 +147,8 @@ class Router(Keeper):
         self._out = []
         self._due_known = False
         self._take(event)
+        if self.recovery is not None and self.recovery.over(now):
+            self._recovered(self.recovery)
         if self._room:
             self._room = False
             self._admit()
@@ -137,7 +159,7 @@ class Router(Keeper):
             case FromClient(peer, message):
                 self._from_client(peer, message)
             case FromWorker(worker, message):
-                self._from_worker(worker, message)
+                self._hear(worker, message)
             case Hello():
                 self._hello(event)
             case ClientGone(peer):
@@ -147,20 +169,36 @@ class Router(Keeper):
             case WorkerGone(worker, errno, proven):
                 self._worker_gone(worker, errno, proven=proven)
             case PoolGone(proven):
-                for worker in list(self.slots):
-                    self._worker_gone(worker, 0, proven=proven)
+                self._pool_gone(proven=proven)
             case PoolReady():
                 self._refill()
+            case Recover(ends):
+                self.recovery = Recovery(ends)
+            case Found(workers, last):
+                self._find(workers, last=last)
             case Tick():
-                self._expire_leases()
-                self._condemn_late()
-                self._expire_ttls()
-                self.retention.ripen(self.sessions, self._now)
-                self._end_surplus()
-                for late in self.line.late(self._now):
-                    self._refuse_full(late)
+                self._tick()
             case _:
                 assert_never(event)
+
+    def _tick(self) -> None:
+        if self.settles is not None and self.settles <= self._now:
+            self.settles = None
+            self._settle()
+        self._expire_leases()
+        self._condemn_late()
+        self._expire_ttls()
+        self.retention.ripen(self.sessions, self._now)
+        self._end_surplus()
+        for late in self.line.late(self._now):
+            self._refuse_full(late)
+
+    def _pool_gone(self, *, proven: bool) -> None:
+        for worker in list(self.slots):
+            self._worker_gone(worker, 0, proven=proven)
+        if self.recovery is not None:  # none of its workers speaks any more
+            self.recovery.missing.clear()
+            self.recovery.found((), last=True)
 
     def next_deadline(self) -> float | None:
         """Return when a `Tick` is wanted, None while nothing is due."""
@@ -171,9 +209,112 @@ class Router(Keeper):
 
     def _find_deadline(self) -> float | None:
         ends = [c.lease_ends for c in self.clients.values() if c.lease_ends is not None]
-        firsts = (self.line.next_deadline(), self.retention.next_deadline())
+        firsts = (
+            self.line.next_deadline(),
+            self.retention.next_deadline(),
+            self.settles,
+            None if self.recovery is None else self.recovery.ends,
+        )
         ends += [first for first in firsts if first is not None]
         return min([*ends, *self.due.values(), *self.ttls.values()], default=None)
+
+    # -- after a lost broker ----------------------------------------------------
+
+    @property
+    def recovering(self) -> bool:
+        """Whether a lost broker's workers are awaited: no client is to be heard."""
+        return self.recovery is not None
+
+    def _hear(self, worker: int, message: Message) -> None:
+        if self.recovery is not None and worker in self.recovery.missing:
+            self.recovery.heard(worker)
+            self._adopt(worker, message)
+        else:
+            self._from_worker(worker, message)
+
+    def _worker_gone(self, worker: int, errno: int, *, proven: bool) -> None:
+        if self.recovery is not None:
+            self.recovery.heard(worker)
+        super()._worker_gone(worker, errno, proven=proven)
+
+    def _find(self, workers: list[int], *, last: bool) -> None:
+        if self.recovery is not None:
+            self.recovery.found(workers, last=last)
+
+    def _refill(self) -> None:
+        if self.recovery is None:  # else idle workers may be found yet
+            super()._refill()
+
+    def _recovered(self, recovery: Recovery) -> None:
+        """Hear clients from now on; whoever stands still comes too late for that."""
+        self.recovery = None
+        self.settles = self._now + self.grace
+        self._out.extend(Condemn(worker) for worker in sorted(recovery.missing))
+        self._refill()
+
+    def _proof(self, number: int, owner: bytes) -> bytes:
+        """Return what proves to any broker of this key that a client had this number.
+
+        Nobody else can know it, so nobody else gets what was meant for that client.
+        """
+        named = number.to_bytes(4) + owner
+        return hashlib.blake2b(named, key=self.secret, digest_size=16).digest()
+
+    def _number(self, hello: Hello) -> int | None:
+        """Return a client's number: the one it had, or a new one; None: it lies."""
+        if hello.proof is None:
+            self.numbers[CLIENT] += 1
+            return self.numbers[CLIENT]
+        right = self._proof(hello.number, hello.owner)
+        if not hmac.compare_digest(right, hello.proof) or hello.number in self.peers:
+            return None
+        return hello.number
+
+    def _claim(self, client: Client, message: Message) -> None:
+        """Tell a client that came back what it has not heard of its sessions."""
+        for number in message.body["sessions"]:
+            session = self.sessions.get(number)
+            if session is None or not self._may(client, session):
+                self._claim_lost(client, number)
+            elif session.client not in (0, client.id):
+                base = Message(Kind.ERROR, client.id, 0, number, self.epoch)
+                self._out.append(
+                    ToClient(client.peer, failure(base, errors.SessionOwned()))
+                )
+            else:
+                if session.client == 0:  # it came after it was given up
+                    self._owns(client, session)
+                self._tell_end(client, session)
+        for number in message.body["visits"]:
+            self._visit_again(client, number)
+
+    def _visit_again(self, client: Client, number: int) -> None:
+        """Tell a client that came back what it has not heard of one that it visits."""
+        session = self.sessions.get(number)
+        if session is None or not self._may(client, session):
+            lost = Message(Kind.ERROR, client.id, 0, number, self.epoch)
+            self._out.append(ToClient(client.peer, failure(lost, errors.WorkerLost())))
+        else:
+            session.visitors.add(client.id)
+            self._tell_end(client, session)
+
+    def _claim_lost(self, client: Client, number: int) -> None:
+        """Have a session that is nowhere be lost: its worker was, and nobody told."""
+        ids = number, client.id, client.owner, "", f"lost {number}", 0
+        session = Session(*ids, kill_on_drop=True, state=State.LOST)
+        given = FIRST_SESSION <= number < FIRST_SESSION + self.numbers[SESSION]
+        if given and number not in self.sessions:
+            self.sessions[number] = session
+        self._tell_loss(session)
+
+    def _tell_end(self, client: Client, session: Session) -> None:
+        if session.status is not None:
+            if session.client in (0, client.id):
+                self._reported(session)
+            ids = client.id, 0, session.id, self.epoch
+            body = {"status": session.status}
+            told = Message(Kind.EXITED, *ids, 0.0, body)
+            self._out.append(ToClient(client.peer, told))
 
     # -- clients ----------------------------------------------------------------
 
@@ -183,9 +324,14 @@ class Router(Keeper):
             client = self.clients[hello.peer]
             self._refuse(client, Message(Kind.HELLO, client.id, hello.request), fault)
             return
-        self._last_client += 1
+        number = self._number(hello)
+        if number is None:
+            fault = errors.ProtocolError("the proof is not of this client's number")
+            refused = Message(Kind.HELLO, 0, hello.request)
+            self._out.append(ToClient(hello.peer, failure(refused, fault)))
+            return
         client = Client(
-            self._last_client,
+            number,
             hello.peer,
             hello.owner,
             hello.operator,
@@ -195,7 +341,8 @@ class Router(Keeper):
         self.clients[hello.peer] = client
         self.peers[client.id] = hello.peer
         self._renew(hello.peer)
-        body = {"clock": self._now}
+        proof = self._proof(number, hello.owner)
+        body = {"clock": self._now, "grace": self.grace, "proof": proof}
         welcome = Message(
             Kind.WELCOME, client.id, hello.request, 0, self.epoch, 0.0, body
         )
@@ -401,9 +548,9 @@ class Router(Keeper):
         """Give a spawn its session and its worker."""
         message, (owner, token) = applicant.message, applicant.token
         body = message.body
-        self._last_session += 1
+        self.numbers[SESSION] += 1
         session = Session(
-            self._last_session,
+            FIRST_SESSION - 1 + self.numbers[SESSION],
             message.client,
             owner,
             body["scope"],
@@ -425,6 +572,7 @@ class Router(Keeper):
             session.pending[reader] = Kind.OPEN
             session.runs = reader if body["release"] else None
         terms = {name: body[name] for name in _START_TERMS}
+        terms["memo"] = session.memo(None) if self.grace else b""
         start = message._replace(kind=Kind.START, session=session.id, body=terms)
         self._tell(session, start)
         self._announce(session, "starting")
@@ -447,18 +595,24 @@ class Router(Keeper):
                 session.pending[Ask(client.id, message.request)] = Kind.SPAWN
             else:
                 self._answer_again(client, message, session, session.answer)
+            if session.adopted and message.body["reader"] is not None:
+                self._capture_again(session, message)
 
     def _answer_again(
         self, client: Client, spawn: Message, session: Session, answer: Message
     ) -> None:
         """Answer a spawn that was before, and tell of an end that is over as well."""
         again = answer._replace(client=client.id, request=spawn.request)
-        self._answer(client, again)
-        if session.status is not None:
-            self._reported(session)
-            body = {"status": session.status}
-            told = again._replace(kind=Kind.EXITED, request=0, body=body)
-            self._out.append(ToClient(client.peer, told))
+        self._answer(client, again._replace(epoch=self.epoch))
+        self._tell_end(client, session)
+
+    def _capture_again(self, session: Session, spawn: Message) -> None:
+        """Open the capture of a spawn that was before: nobody has got any of it."""
+        body = {name: spawn.body[name] for name in ("chunks", "bytes")}
+        body |= {"after": None, "newest": False, "capture": True}
+        ids = spawn.client, spawn.body["reader"], session.id, self.epoch
+        opening = Message(Kind.OPEN, *ids, 0.0, body)
+        self._pass_on(session, opening, Ask(opening.client, opening.request))
 
     # -- those who watch --------------------------------------------------------
 
@@ -476,7 +630,7 @@ class Router(Keeper):
 
     def _list(self, client: Client, message: Message) -> None:
         scope = message.body["scope"]
-        states = THERE if message.body["ended"] else LIVE
+        states = THERE if message.body["readable"] else LIVE
         ids = [
             s.id
             for s in self.sessions.values()
@@ -619,14 +773,17 @@ class Router(Keeper):
     def _owns(self, client: Client, session: Session) -> None:
         self.ttls.pop(session.id, None)
         session.guests.discard(client.id)
-        session.client = client.id
+        if session.client != client.id:
+            session.client = client.id
+            self._note_owner(session)
 
     def _rob(self, session: Session) -> None:
         """Tell an owner that it is none any more, and let go of what it reads."""
         owner = session.client
         base = Message(Kind.ERROR, owner, 0, session.id, self.epoch)
         told = failure(base, errors.SessionOwned())
-        self._out.append(ToClient(self.peers[owner], told))
+        if owner in self.peers:  # it may not have come back to this broker
+            self._out.append(ToClient(self.peers[owner], told))
         for ask, kind in list(session.pending.items()):
             if ask.client == owner and kind in _STOPPABLE:
                 del session.pending[ask]
@@ -659,6 +816,7 @@ _ANSWERED: Final[dict[Kind, Answer]] = {
     Kind.ATTACH: Router._attach,  # noqa: SLF001
     Kind.DETACH: Router._detach,  # noqa: SLF001
     Kind.WATCH: Router._watch,  # noqa: SLF001
+    Kind.CLAIM: Router._claim,  # noqa: SLF001
 }
 """Commands that the broker answers itself."""
 
@@ -673,6 +831,7 @@ _FORWARDED: Final = _kinds(
     Kind.POLL,
     Kind.READ,
     Kind.OPEN,
+    Kind.RESUME,
     Kind.CREDIT,
     Kind.STOP,
     Kind.KILL,
@@ -697,7 +856,9 @@ _START_TERMS: Final = ("reader", "chunks", "bytes", "release")
 _USES: Final = _kinds(Kind.WRITE, Kind.POLL, Kind.SIGNAL, Kind.RESIZE)
 """What makes a session a recently used one."""
 
-_STOPPABLE: Final = _kinds(Kind.OPEN, Kind.READ, Kind.POLL, Kind.EXPECT, Kind.READY)
+_STOPPABLE: Final = _kinds(
+    Kind.OPEN, Kind.RESUME, Kind.READ, Kind.POLL, Kind.EXPECT, Kind.READY
+)
 """Requests that may take long, and that a STOP takes back."""
 
 _LASTING: Final = _STOPPABLE | {Kind.CLOCK}

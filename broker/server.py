@@ -161,7 +161,8 @@ class Server:
         while True:
             # Also without a wake-up: zmq's descriptor is edge-triggered, and a send may
             # have swallowed the edge that announces the next message.
-            self.take_from_clients()
+            if not self.rules.recovering:
+                self.take_from_clients()
             wait = self._on_time()
             self._send_forks()
             for fd, events in self.epoll.poll(wait):
@@ -302,7 +303,13 @@ class Server:
             self.lifelines[peer] = line
         self.happen(
             registry.Hello(
-                peer, body["owner"], operator, body["lease"], message.request
+                peer,
+                body["owner"],
+                operator,
+                body["lease"],
+                message.request,
+                message.client,
+                body["proof"],
             )
         )
 
@@ -417,6 +424,14 @@ class Server:
         self.watch(leg.fileno(), lambda events: self._on_leg(worker, events))
         self.unsent_forks.append((worker, theirs))
 
+    def _find(self, workers: list[int], fds: tuple[int, ...], *, last: bool) -> None:
+        """Take the legs to workers that had one to a lost broker."""
+        for worker, fd in zip(workers, fds, strict=True):
+            leg = Leg(_socket.socket(fileno=fd))
+            self.legs[worker] = leg
+            self.watch(leg.fileno(), partial(self._on_leg, worker))
+        self.happen(registry.Found(workers, last))
+
     def _send_forks(self) -> None:
         """Ask the pool for all the workers that this turn found wanting.
 
@@ -518,8 +533,11 @@ class Server:
         if not events & ~select.EPOLLOUT:
             return
         try:
-            for message in self.pool.messages():
+            for message, fds in self.pool.receive():
                 body = message.body
+                if message.kind is Kind.WORKERS:
+                    self._find(body["workers"], fds, last=body["last"])
+                    continue
                 gone = registry.WorkerGone(
                     body["worker"], body["errno"], body["proven"]
                 )
@@ -576,8 +594,12 @@ def run(
     shared: bool,
     warm: int,
     containment: str,
+    grace: float,
+    secret: bytes,
+    follows: bool,
 ) -> NoReturn:
     """Be the broker."""
+    stamp = lease.Page(page)
     pool.raise_file_limit()
     rules = router.Router(
         int.from_bytes(os.urandom(7)) + 1,
@@ -585,15 +607,20 @@ def run(
         warm=warm,
         capacity=capacity.capacity(),
         containment=containment,
+        grace=grace,
+        numbers=stamp.numbers(),
+        secret=secret,
     )
     listener.setblocking(False)
     clients = open_socket(listener, directory.path(name))
-    server = Server(rules, clients, Leg(control), lease.Page(page))
+    server = Server(rules, clients, Leg(control), stamp)
     server.operator_key = directory.operator_key()
     lifeline.setblocking(False)
     server.watch(clients.getsockopt(zmq.FD), lambda _: None)  # the loop looks anyway
     server.watch(lifeline.fileno(), lambda _: server.on_lifeline(lifeline))
     server.watch(server.control.fileno(), server.on_supervisor)
+    if follows:
+        server.happen(registry.Recover(time.monotonic() + grace))
     server.use_pool(pool_leg)
     server.control.send(Message(Kind.POOL))
     server.run()

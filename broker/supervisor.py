@@ -9,7 +9,8 @@ lost                   what follows
 =====================  ============================================================
 pool                   its workers and their trees are swept, then the broker is told
                        (POOL_GONE), and given a fresh pool (POOL)
-broker                 everything ends
+broker                 another one takes its place, on the same sockets; embedded, or
+                       without a grace, or too often: everything ends
 client (embedded)      everything ends: by its word, its socket's end, or its pidfd
 SIGTERM, SIGINT        everything ends
 =====================  ============================================================
@@ -29,6 +30,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from broker import auth, cgroup, pool, tree
+from broker.errors import EngineError
 from broker.opening import Opening, Options, Pool, say
 from broker.pipe import Leg, LegClosed
 from broker.wire import Kind, Message
@@ -40,6 +42,15 @@ BROKER_TIMEOUT: Final = 1.0
 """Seconds for the broker to end after SIGTERM, before SIGKILL."""
 POOL_TIMEOUT: Final = 8.0
 """Seconds for the pool to see its workers off; it allows itself less."""
+BROKER_STARTS: Final = 8
+BROKER_PERIOD: Final = 10.0
+"""More lost brokers than that in so many seconds: something is broken, and all ends."""
+AT_ONCE: Final = 4
+"""Lost brokers in that time that are replaced without a wait."""
+FIRST_WAIT: Final = 0.1
+"""Seconds before the next one; before each further one twice as long."""
+LONGEST_WAIT: Final = 0.8
+"""Seconds of such a wait at most: well within the grace of those who wait for it."""
 POOL_STARTS: Final = 10
 POOL_PERIOD: Final = 10.0
 """More pools than that in so many seconds: something is broken, and all ends."""
@@ -65,10 +76,13 @@ class Supervisor:
         self.lifeline = self.directory.listen(auth.LIFELINE_SOCKET)
         self.wake = pool.wake_on_child()
         self.ending = False
+        self.announced = False
         self.replaced: list[float] = []
+        self.lost: list[float] = []
         self.pool_pid = self.pool.pid
         self.broker_pid = 0
         self.control: Leg
+        self.secret = os.urandom(32)
 
     @property
     def endpoint(self) -> str:
@@ -82,15 +96,23 @@ class Supervisor:
         tree.become_subreaper()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        self._start_broker(self.pool.leg, follows=False)
+
+    def _start_broker(self, leg: _socket.socket, *, follows: bool) -> None:
+        """Start a broker with this leg to the pool; it may follow a lost one."""
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self.control = Leg(ours)
-        process = forking().Process(target=self._be_broker, args=(theirs,))
+        process = forking().Process(
+            target=self._be_broker, args=(theirs, leg), kwargs={"follows": follows}
+        )
         process.start()
         self.broker_pid = process.pid
         theirs.close()
-        self.pool.leg.close()
+        leg.close()
 
-    def _be_broker(self, control: _socket.socket) -> None:
+    def _be_broker(
+        self, control: _socket.socket, pool_leg: _socket.socket, *, follows: bool
+    ) -> None:
         """Run the broker in the forked copy: zmq is imported here and nowhere else."""
         pool.leave_terminal()
         signal.set_wakeup_fd(-1)
@@ -104,7 +126,7 @@ class Supervisor:
 
         server.run(
             control=control,
-            pool_leg=self.pool.leg,
+            pool_leg=pool_leg,
             listener=self.listener,
             name=self.name,
             lifeline=self.lifeline,
@@ -113,34 +135,41 @@ class Supervisor:
             shared=self.options.endpoint is not None,
             warm=self.options.warm,
             containment="cgroup" if self.home else "subreaper",
+            grace=self.options.grace,
+            secret=self.secret,
+            follows=follows,
         )
 
     # -- watching ---------------------------------------------------------------
 
     def run(self) -> None:
         """Watch until something ends the engine."""
-        poller = select.poll()
-        for fd in self._watched():
-            poller.register(fd, select.POLLIN)
+        owner = self._owner()
         self._reap()  # also what ended before its end could wake us
         while not self.ending:
             if self.pool_pid == 0:
                 self._replace_pool()
                 continue
-            ready = {fd for fd, _ in poller.poll()}
+            if self.broker_pid == 0 and self._replace_broker():
+                continue
+            poller = select.poll()
+            for fd in (self.wake, self.control.fileno(), *owner):
+                if fd >= 0:
+                    poller.register(fd, select.POLLIN)
+            ready = {fd for fd, _ in poller.poll(self._wait())}
             if self.wake in ready:
                 os.read(self.wake, 4096)
                 self._reap()
-            if ready - {self.wake, self.control.fileno()}:
+            if ready & owner:
                 self.ending = True
             elif self.control.fileno() in ready:
                 self._from_broker()
 
-    def _watched(self) -> list[int]:
-        watched = [self.wake, self.control.fileno()]
-        if self.options.keeper is not None:
-            watched += [self.options.keeper, pidfd_of_parent(self.options.client)]
-        return watched
+    def _owner(self) -> set[int]:
+        """Return the descriptors that tell that the client of an embedded one ends."""
+        if self.options.keeper is None:
+            return set()
+        return {self.options.keeper, pidfd_of_parent(self.options.client)}
 
     def _on_signal(self, *_: object) -> None:
         self.ending = True
@@ -151,12 +180,17 @@ class Supervisor:
             for _ in self.control.receive():
                 self._announce()
         except LegClosed:
-            self.ending = True
+            self.control.close()  # it is about to be reaped
 
     def _announce(self) -> None:
-        if self.options.keeper is None:
+        if self.options.keeper is None and not self.announced:
+            self.announced = True
             with suppress(OSError):  # nobody reads it: the broker serves all the same
                 os.write(1, f"creche broker ready {self.endpoint}\n".encode())
+            if self.options.grace:
+                # What the next one needs: it comes up in 7 to 20 ms of processor time
+                # instead of 60. Nothing of it starts a thread.
+                import broker.server  # noqa: F401, PLC0415 - not what a first one waits for
 
     def _reap(self) -> None:
         while True:
@@ -170,7 +204,43 @@ class Supervisor:
                 self.pool_pid = 0
             elif pid == self.broker_pid:
                 self.broker_pid = 0
-                self.ending = True
+                self.control.close()
+                now = time.monotonic()
+                self.lost = [at for at in self.lost if at > now - BROKER_PERIOD] + [now]
+                self.ending = self.ending or self.options.grace == 0
+
+    def _wait(self) -> float | None:
+        """Return the milliseconds until a lost broker is replaced; None: none is."""
+        if self.broker_pid:
+            return None
+        return max(0.0, self._due() - time.monotonic()) * 1000 + 1
+
+    def _due(self) -> float:
+        """Return when the next broker is to be started: the later the more often."""
+        many = len(self.lost) - AT_ONCE - 1
+        wait = min(FIRST_WAIT * 2**many, LONGEST_WAIT) if many >= 0 else 0.0
+        return self.lost[-1] + wait
+
+    def _replace_broker(self) -> bool:
+        """Start another broker, if it is time; return whether something was done.
+
+        It and the pool get the ends of a new leg: what the lost one had read of the old
+        leg is lost with it.
+
+        Raises:
+            EngineError: too many were lost.
+        """
+        if len(self.lost) > BROKER_STARTS:
+            often = f"more than {BROKER_STARTS} times in {BROKER_PERIOD:g} s"
+            raise EngineError(f"the broker died {often}: everything ends")
+        if time.monotonic() < self._due():
+            return False
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        lifeline = Leg(self.pool.lifeline)
+        lifeline.send(Message(Kind.POOL), fds=(theirs.fileno(),))
+        theirs.close()
+        self._start_broker(ours, follows=True)
+        return True
 
     def _replace_pool(self) -> None:
         """Sweep what a dead pool left, then tell the broker and give it a new pool.
@@ -185,12 +255,13 @@ class Supervisor:
             return
         self.pool.lifeline.close()
         proven = self._sweep(lambda: (self.broker_pid,))
-        self.control.send(Message(Kind.POOL_GONE, body={"proven": proven}))
-        self.pool = Pool.execute(self.page, self.home)
+        self.pool = Pool.execute(self.page, self.home, self.options.grace)
         self.pool_pid = self.pool.pid
-        self.control.send(Message(Kind.POOL), fds=(self.pool.leg.fileno(),))
+        if self.broker_pid:  # else the next one asks the new pool
+            self.control.send(Message(Kind.POOL_GONE, body={"proven": proven}))
+            self.control.send(Message(Kind.POOL), fds=(self.pool.leg.fileno(),))
+            self.control.flush()
         self.pool.leg.close()
-        self.control.flush()
 
     def _sweep(self, spare: Callable[[], Collection[int]]) -> bool:
         """End what is below this process; return whether it is proven gone."""
@@ -206,6 +277,8 @@ class Supervisor:
     def end(self) -> None:
         """End everything that was started, in the one order."""
         self.ending = True
+        for listener in (self.lifeline, self.listener):
+            listener.close()  # so that no client waits for another broker
         if self.broker_pid:
             self.control.close()
             tree.signal_child(self.broker_pid, signal.SIGTERM)
@@ -274,6 +347,7 @@ def supervise(options: Options, opening: Opening) -> None:
         InvalidRequest: the runtime directory is refused.
         ProcessLookupError: the client died meanwhile: there is nobody to serve.
         OSError: the system refused something.
+        EngineError: broker after broker was lost.
     """
     try:
         supervisor = Supervisor(options, opening)

@@ -96,12 +96,14 @@ class Kind(IntEnum):
     ATTACH = 7
     DETACH = 8
     WATCH = 9
+    CLAIM = 28
     # client -> worker of the session (the broker checks the right and forwards)
     WRITE = 10
     CLOSE_STDIN = 11
     POLL = 12
     READ = 13
     OPEN = 14
+    RESUME = 27
     CREDIT = 15
     STOP = 16
     KILL = 17
@@ -116,6 +118,7 @@ class Kind(IntEnum):
     VISIT = 26
     # broker -> worker
     START = 30
+    MEMO = 31
     # broker or worker -> client
     WELCOME = 40
     REPLY = 41
@@ -139,6 +142,9 @@ class Kind(IntEnum):
     POOL = 72
     POOL_GONE = 73
     CONDEMN = 74
+    WORKERS = 75
+    # worker -> another broker than before
+    REGISTER = 76
 
 
 class Message(NamedTuple):
@@ -224,6 +230,7 @@ def _plain(value: Any, depth: int = 4) -> bool:
 _STREAM = _one_of(*STREAMS)
 _IDS = _list_of(_whole(1))
 _TOKEN = _text(MAX_TOKEN)
+_MEMO = _raw(4096)
 _CAUSE = _one_of("killed", "owner-drop", "evicted")
 _ANYTHING = None
 """Shape of an answer's body: any keys, plain values."""
@@ -243,6 +250,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
             "owner": _raw(64),
             "operator": _optional(_raw(64)),
             "lease": _seconds(),
+            "proof": _optional(_raw(64)),
         }
     ),
     Kind.SPAWN: Shape(
@@ -263,13 +271,14 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
         },
         payload=True,
     ),
-    Kind.LIST: Shape({"scope": _optional(_text(256)), "ended": _flag}),
+    Kind.LIST: Shape({"scope": _optional(_text(256)), "readable": _flag}),
     Kind.INFO: Shape({}),
     Kind.DROP: Shape({"sessions": _IDS, "tokens": _list_of(_TOKEN, 100)}),
     Kind.KILL_MANY: Shape({"sessions": _IDS, "timeout": _seconds()}),
     Kind.ATTACH: Shape({"steal": _flag}),
     Kind.DETACH: Shape({"ttl": _optional(_seconds())}),
     Kind.WATCH: Shape({"scope": _optional(_text(256))}),
+    Kind.CLAIM: Shape({"sessions": _IDS, "visits": _IDS}),
     Kind.WRITE: Shape({"at": _optional(_whole())}, payload=True),
     Kind.CLOSE_STDIN: Shape({}),
     Kind.POLL: Shape(
@@ -294,6 +303,21 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
         {
             "after": _optional(_whole()),
             "newest": _flag,
+            "chunks": _whole(1),
+            "bytes": _whole(1),
+            "capture": _flag,
+        }
+    ),
+    Kind.RESUME: Shape(
+        {
+            "stdout": _whole(),
+            "stderr": _whole(),
+            "received": _whole(),
+            "taken": _whole(),
+            "sequence": _whole(),
+            "local": _flag,
+            "ended": _list_of(_STREAM, len(STREAMS)),
+            "exited": _flag,
             "chunks": _whole(1),
             "bytes": _whole(1),
             "capture": _flag,
@@ -341,10 +365,12 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
             "chunks": _whole(1),
             "bytes": _whole(1),
             "release": _flag,
+            "memo": _MEMO,
         },
         payload=True,
     ),
-    Kind.WELCOME: Shape({"clock": _seconds()}),
+    Kind.MEMO: Shape({"memo": _MEMO}),
+    Kind.WELCOME: Shape({"clock": _seconds(), "grace": _seconds(), "proof": _raw(64)}),
     Kind.REPLY: Shape(_ANYTHING, payload=None),
     Kind.ERROR: Shape({"code": _text(32), "values": _plain}, payload=None),
     Kind.CHUNK: Shape(
@@ -393,6 +419,19 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.POOL: Shape({}),
     Kind.POOL_GONE: Shape({"proven": _flag}),
     Kind.CONDEMN: Shape({"worker": _whole(1)}),
+    Kind.WORKERS: Shape({"workers": _list_of(_whole(1), MAX_FDS), "last": _flag}),
+    Kind.REGISTER: Shape(
+        {
+            "pid": _whole(1),
+            "started": _seconds(),
+            "stdin": _flag,
+            "status": _plain,
+            "closed": _flag,
+            "released": _flag,
+            "clients": _list_of(_whole(1)),
+        },
+        payload=True,
+    ),
 }
 
 

@@ -184,13 +184,17 @@ def running(*command: str, **options: object) -> Iterator[Program]:
 
 
 @contextmanager
-def serving(endpoint: str, *before: str) -> Iterator[Program]:
+def serving(
+    endpoint: str, *before: str, grace: float | None = None
+) -> Iterator[Program]:
     """Run a shared broker for a block; it has to end by SIGTERM, with 0.
 
     `before` is a command that executes what follows it.
     """
     command = [*before, sys.executable, "-m", "broker"]
     command += ["--endpoint", endpoint, "--warm", "2"]
+    if grace is not None:
+        command += ["--grace", str(grace)]
     if log := os.environ.get("CRECHE_LOG"):
         command += ["--log", log]
     with running(*command) as program:

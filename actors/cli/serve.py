@@ -5,6 +5,8 @@ import sys
 
 import click
 
+from actors.cli.words import SECONDS
+
 
 @click.command()
 @click.option(
@@ -14,7 +16,13 @@ import click
     "it is made if it is missing. By default creche/broker.sock in XDG_RUNTIME_DIR; "
     "without that, /run/creche/broker.sock for root, /tmp/creche-UID/broker.sock else.",
 )
-def serve(endpoint: str | None) -> None:
+@click.option(
+    "--grace",
+    type=SECONDS,
+    help="How long children and clients go on without the broker, if that is lost; "
+    "it is replaced meanwhile. 0: they do not, and nothing is. [default: 3s]",
+)
+def serve(endpoint: str | None, grace: float | None) -> None:
     """Be a broker for many clients.
 
     In the foreground, until SIGTERM or SIGINT. Once clients can connect, it prints the
@@ -30,4 +38,6 @@ def serve(endpoint: str | None) -> None:
     command = [sys.executable, "-P", "-m", "broker"]
     if endpoint is not None:
         command += ["--endpoint", endpoint]
+    if grace is not None:
+        command += ["--grace", str(grace)]
     os.execve(sys.executable, command, embedded.environment())

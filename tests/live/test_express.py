@@ -40,7 +40,7 @@ WORKER = """
 import signal, sys
 from actors import worker
 signal.signal(signal.SIGCHLD, lambda *_: None)
-worker.main(int(sys.argv[1]), int(sys.argv[2]), None)
+worker.main(int(sys.argv[1]), int(sys.argv[2]), None, 0.0)
 """
 
 
@@ -61,7 +61,7 @@ class Driven:
         spec = Spec(argv, stdin="pipe", stderr="null", **options)
         with closing(Surroundings()) as surroundings:
             launch = spec.launch(surroundings.read(), Settings(), "", "0" * 32)
-        terms = {"reader": None, "release": False, **WINDOW}
+        terms = {"reader": None, "release": False, "record": b"", **WINDOW}
         self.ask(Kind.START, terms, launch.to_wire())
         started = self.answer(self.last)
         assert started.kind is Kind.REPLY

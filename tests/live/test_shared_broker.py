@@ -177,9 +177,11 @@ async def test_a_client_of_no_broker_is_told_so(endpoint: str, tmp_path: Path) -
         await actors.Engine(endpoint).__aenter__()
 
 
-@pytest.mark.parametrize("part", ["supervisor", "broker"])
+@pytest.mark.parametrize(
+    ("part", "grace"), [("supervisor", 0), ("broker", 0), ("supervisor", 3)]
+)
 def test_a_shared_broker_that_is_killed_ends_everybodys_trees(
-    part: str, endpoint: str
+    part: str, grace: float, endpoint: str
 ) -> None:
     async def main(broker: Program) -> None:
         word = tag()
@@ -199,7 +201,7 @@ def test_a_shared_broker_that_is_killed_ends_everybodys_trees(
             await went(word)
             await asyncio.to_thread(everybody.gone)
 
-    with serving(endpoint) as broker:
+    with serving(endpoint, grace=grace) as broker:
         asyncio.run(main(broker))
         broker.process.wait(15)
 
@@ -603,6 +605,7 @@ class Peer:
 
     async def greet(self, ticket: bytes, operator: bytes | None = None) -> Message:
         body = {"ticket": ticket, "owner": b"me", "operator": operator, "lease": 0.0}
+        body |= {"proof": None}
         answer = await self.ask(Message(Kind.HELLO, request=1, body=body))
         self.client, self.epoch = answer.client, answer.epoch
         return answer
@@ -718,6 +721,7 @@ async def test_a_second_hello_changes_nothing(shared: Program, endpoint: str) ->
             line.connect(raw.directory.path(auth.LIFELINE_SOCKET))
             ticket = line.recv(TICKET)
             body = {"ticket": ticket, "owner": b"you", "operator": None, "lease": 0.0}
+            body |= {"proof": None}
             answer = await raw.ask(raw.message(Kind.HELLO, body=body))
             assert "said hello before" in said(answer)
         assert (await raw.ask(raw.message(Kind.INFO))).kind is Kind.REPLY
@@ -857,8 +861,13 @@ async def test_a_client_that_reads_nothing_holds_up_nobody_else(
 
 
 async def test_a_killed_broker_ends_the_trees_of_all_its_clients(
-    shared: Program, endpoint: str
+    endpoint: str,
 ) -> None:
+    with serving(endpoint, grace=0) as broker:
+        await lose_without_grace(broker, endpoint)
+
+
+async def lose_without_grace(broker: Program, endpoint: str) -> None:
     word = tag()
     async with actors.Engine(endpoint) as blocked, actors.Engine(endpoint) as idle:
         clients = (blocked,) * 3 + (idle,) * 3
@@ -872,7 +881,7 @@ async def test_a_killed_broker_ends_the_trees_of_all_its_clients(
             await asyncio.wait_for(waiting, NOT_BLOCKED)
         with pytest.raises(actors.BrokerLost):
             await asyncio.wait_for(children[3].poll(wait=0), NOT_BLOCKED)
-        await asyncio.to_thread(shared.process.wait, NOT_BLOCKED)
+        await asyncio.to_thread(broker.process.wait, NOT_BLOCKED)
         assert tagged(word) == []
 
 

@@ -329,3 +329,25 @@ def test_a_ready_pattern_is_no_reader_of_a_blocking_log() -> None:
     child.write(b"aaaaaaaaaa")
     assert child.serve(held=True) == []
     assert child.log.room() == 0
+
+
+def test_s46_what_is_asked_again_is_answered_once() -> None:
+    child = Child()
+    for _ in range(2):
+        child.expect(ONE)
+        child.ready(TWO, port=80)
+    assert child.awaited.clients == {1}
+    child.write(b"x")
+    child.there.add(80)
+    assert sorted(ask for ask, _ in child.serve()) == [ONE, TWO]
+    assert child.awaited.clients == set()
+
+
+def test_s46_a_cursor_that_holds_has_a_client_between_its_requests() -> None:
+    child = Child("block")
+    child.expect(OTHER)
+    child.write(b"x")
+    child.serve()
+    assert child.awaited.clients == {OTHER.client}
+    child.awaited.stop(Ask(OTHER.client, 0))
+    assert child.awaited.clients == set()

@@ -1248,3 +1248,168 @@ def test_the_only_reader_is_alone_and_has_got_everything() -> None:
     child.outlet.stop(TWO)
     child.poll(TWO)
     assert child.outlet.only_reader() is None
+
+
+# Another broker
+
+
+def resume(child: Child, ask: Ask = ONE, **changes: Any) -> None:
+    body = {
+        "stdout": 0,
+        "stderr": 0,
+        "received": 0,
+        "taken": 0,
+        "sequence": 0,
+        "local": False,
+        "ended": [],
+        "exited": False,
+        "chunks": 99,
+        "bytes": 999,
+        "capture": False,
+    }
+    child.outlet.resume(ask, body | changes)
+
+
+def test_s46_a_reader_gets_nothing_from_a_loss_to_its_return() -> None:
+    child = Child()
+    child.open()
+    child.outlet.cut_off()
+    child.write(b"abc")
+    assert child.heard() == []
+
+
+def test_s46_a_reader_goes_on_exactly_where_its_client_is() -> None:
+    child = Child()
+    child.open()
+    child.write(b"ab")
+    child.write(b"c", "stderr")
+    child.write(b"de")
+    assert child.heard() == [b"ab", b"c", b"de"]
+    child.outlet.cut_off()
+    child.write(b"f")
+    resume(child, stdout=2, stderr=1, received=2, sequence=3)
+    assert child.heard() == [b"def"]
+
+
+def test_s46_a_window_goes_on_as_well() -> None:
+    child = Child()
+    child.write(b"abcdef")
+    resume(child, stdout=2, received=1, taken=0, sequence=0, bytes=4)
+    assert child.heard() == [b"cd"]
+    child.credit(1, 2)
+    assert child.heard() == [b"ef"]
+
+
+def test_s46_what_a_lossless_reader_has_not_received_is_held_meanwhile() -> None:
+    child = Child("block", 8)
+    child.open()
+    child.write(b"01234567")
+    assert child.heard() == [b"01234567"]
+    child.outlet.cut_off()
+    assert child.log.room() == 0
+    resume(child, stdout=4, received=1, sequence=4)
+    assert child.heard() == [b"4567"]
+    assert child.log.room() == 4
+
+
+def test_s46_a_reader_is_told_what_was_dropped_meanwhile() -> None:
+    child = Child("tail", 4)
+    child.open()
+    child.outlet.cut_off()
+    child.write(b"0123456789")
+    resume(child)
+    assert child.heard() == ["GAP", b"6789"]
+
+
+def test_s46_ends_are_told_once() -> None:
+    child = Child()
+    child.open()
+    child.close()
+    assert sorted(child.heard()) == ["CLOSED", "EOF", "EOF", "EXITED"]
+    child.outlet.cut_off()
+    resume(child, ended=["stdout"], exited=True)
+    assert sorted(child.heard()) == ["CLOSED", "EOF"]
+
+
+def test_s46_a_reader_whose_end_was_lost_gets_it_again() -> None:
+    child = Child()
+    child.open(capture=True)
+    child.write(b"abc")
+    child.close()
+    assert child.heard() == [b"abc", "CLOSED"]
+    assert child.outlet.readers == {}
+    child.outlet.cut_off()
+    resume(child, stdout=1, received=1, sequence=1, capture=True)
+    assert child.heard() == [b"bc", "CLOSED"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stdout": 9},
+        {"stdout": 1, "sequence": 2},
+        {"stdout": 1, "received": 1, "taken": 2},
+    ],
+)
+def test_s46_a_reader_cannot_go_on_where_it_cannot_be(wrong: dict[str, Any]) -> None:
+    child = Child()
+    child.write(b"abc")
+    with pytest.raises(errors.InvalidRequest, match="cursor"):
+        resume(child, **wrong)
+    assert child.outlet.readers == {}
+
+
+def test_s46_a_reader_that_got_nothing_begins_where_it_began() -> None:
+    child = Child()
+    child.write(b"old")
+    child.open(newest=True)
+    child.outlet.cut_off()
+    child.write(b"new")
+    child.open(newest=True)
+    assert child.heard() == [b"new"]
+
+
+def test_s46_a_local_reader_stays_one() -> None:
+    child = Bulky()
+    placed = child.meet()
+    child.outlet.cut_off()
+    child.write(b"y" * LONG)
+    place: dict[str, Any] = {"stdout": OWN + LONG, "received": 3, "taken": 2}
+    resume(child, **place, sequence=OWN, local=True, bytes=1 << 20)
+    (later,) = child.serve()
+    assert later.kind is Kind.PLACED
+    assert child.read_there(later) == b"y" * LONG
+    flood(child)
+    assert child.read_there(placed) == b"x" * LONG  # it was not taken yet
+
+
+def test_s46_a_client_that_does_not_come_back_holds_nothing() -> None:
+    child = Child("block", 4)
+    child.open()
+    child.write(b"0123")
+    child.outlet.cut_off()
+    assert child.outlet.clients == {1}
+    child.outlet.stop(Ask(1, 0))
+    assert child.outlet.clients == set()
+    assert child.log.room() > 4
+
+
+def test_s46_a_reader_that_is_stopped_meanwhile_holds_nothing() -> None:
+    child = Child("block", 4)
+    child.open()
+    child.write(b"0123")
+    child.outlet.cut_off()
+    child.outlet.stop(ONE)
+    assert child.outlet.left == {}
+    assert child.log.room() > 4
+
+
+def test_s46_a_poll_or_read_that_is_asked_again_is_answered_once() -> None:
+    child = Child()
+    for _ in range(2):
+        child.poll(ONE)
+        child.read(TWO)
+    assert child.outlet.clients == {1, 2}
+    child.close()
+    said = child.serve()
+    assert sorted(s.ask for s in said) == [ONE, TWO]

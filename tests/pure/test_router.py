@@ -27,12 +27,14 @@ from broker.registry import (
     Condemn,
     Event,
     Fork,
+    Found,
     FromClient,
     FromWorker,
     Hello,
     LeaseRenewed,
     PoolGone,
     PoolReady,
+    Recover,
     Retire,
     State,
     Tick,
@@ -109,10 +111,24 @@ class World:
     """A router, and hands to push what is around it."""
 
     def __init__(
-        self, *, shared: bool = False, warm: int = 0, capacity: int = 19
+        self,
+        *,
+        shared: bool = False,
+        warm: int = 0,
+        capacity: int = 19,
+        grace: float = 0.0,
+        numbers: list[int] | None = None,
     ) -> None:
         room = Capacity(capacity, "descriptors")
-        self.router = Router(EPOCH, shared=shared, warm=warm, capacity=room)
+        self.router = Router(
+            EPOCH,
+            shared=shared,
+            warm=warm,
+            capacity=room,
+            grace=grace,
+            numbers=numbers,
+            secret=b"secret",
+        )
         self.now = 50.0
         self.last_request = 0
         self.clients: dict[bytes, int] = {}
@@ -160,14 +176,19 @@ class World:
         *,
         operator: bool = False,
         lease: float = 0.0,
-    ) -> None:
+        number: int = 0,
+        proof: bytes | None = None,
+    ) -> bytes:
+        """A client's hello; returns the proof of its number."""
         self.last_request += 1
-        event = Hello(peer, owner, operator, lease, self.last_request)
+        request = self.last_request
+        event = Hello(peer, owner, operator, lease, request, number, proof)
         (action,) = self.happen(event)
         assert isinstance(action, ToClient)
         assert action.message.kind is Kind.WELCOME
         assert action.message.request == self.last_request
         self.clients[peer] = action.message.client
+        return bytes(action.message.body["proof"])
 
     def message(
         self, peer: bytes, kind: Kind, session: int = 0, body: Any = None, **more: Any
@@ -283,7 +304,9 @@ def released(actions: list[Action]) -> list[int]:
 def test_a_welcome_tells_number_epoch_and_clock() -> None:
     world = World()
     (action,) = world.happen(Hello(A, OWNER, False, 0.0, 9))
-    message = Message(Kind.WELCOME, 1, 9, 0, EPOCH, 0.0, {"clock": 50.0})
+    assert isinstance(action, ToClient)
+    body = {"clock": 50.0, "grace": 0.0, "proof": action.message.body["proof"]}
+    message = Message(Kind.WELCOME, 1, 9, 0, EPOCH, 0.0, body)
     assert action == ToClient(A, message)
 
 
@@ -359,7 +382,7 @@ def test_a_spawn_forks_a_worker_and_starts_on_it(world: World) -> None:
         FIRST_SESSION,
         EPOCH,
         0.0,
-        {"reader": None, "chunks": 8, "bytes": 4096, "release": False},
+        {"reader": None, "chunks": 8, "bytes": 4096, "release": False, "memo": b""},
         b"",
     )
     assert world.state(FIRST_SESSION) is State.STARTING
@@ -1097,7 +1120,7 @@ def test_a_credit_is_never_answered_not_even_with_an_error(shared: World) -> Non
 def test_the_operator_reaches_every_session(shared: World) -> None:
     session, worker = shared.started(A)
     assert told(shared.ask(OPERATOR, Kind.KILL, session)) == [(worker, Kind.KILL)]
-    (listed,) = shared.ask(OPERATOR, Kind.LIST, body={"scope": None, "ended": False})
+    (listed,) = shared.ask(OPERATOR, Kind.LIST, body={"scope": None, "readable": False})
     assert isinstance(listed, ToClient)
     assert unpack(listed.message.payload or b"") == [session]
 
@@ -1299,7 +1322,9 @@ def test_a_list_names_living_sessions_of_the_owner_and_scope(shared: World) -> N
     shared.started(B)
 
     def listed(peer: bytes, scope: str | None) -> Any:
-        (action,) = shared.ask(peer, Kind.LIST, body={"scope": scope, "ended": False})
+        (action,) = shared.ask(
+            peer, Kind.LIST, body={"scope": scope, "readable": False}
+        )
         assert isinstance(action, ToClient)
         return unpack(action.message.payload or b"")
 
@@ -1807,7 +1832,7 @@ def test_what_has_ended_is_listed_to_those_who_ask_for_it(two: World) -> None:
     two.push(worker, Kind.EXITED, session)
     two.push(worker, Kind.CLOSED, session)
     for ended, ids in ((False, []), (True, [session])):
-        body = {"scope": None, "ended": ended}
+        body = {"scope": None, "readable": ended}
         (action,) = two.ask(A, Kind.LIST, body=body)
         assert isinstance(action, ToClient)
         assert unpack(action.message.payload or b"") == ids
@@ -2482,7 +2507,9 @@ class Traffic(RuleBasedStateMachine):
     @rule(which=anyone)
     def client_asks_the_broker(self, which: int) -> None:
         self.ask(
-            one_of(self.clients, which), Kind.LIST, body={"scope": None, "ended": False}
+            one_of(self.clients, which),
+            Kind.LIST,
+            body={"scope": None, "readable": False},
         )
         self.ask(one_of(self.clients, which), Kind.INFO)
 
@@ -2772,3 +2799,364 @@ TestTraffic.settings = settings(
     # Shrinking takes minutes: a failure is told as it was found.
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )
+
+
+# After a lost broker
+
+GRACE = 3.0
+FACTS: dict[str, Any] = {
+    "pid": 5,
+    "started": 49.0,
+    "stdin": True,
+    "status": None,
+    "closed": False,
+    "released": False,
+    "clients": [],
+}
+
+
+class Lost(World):
+    """A shared broker with a grace and one client, and those that come after it."""
+
+    def __init__(self, warm: int = 0) -> None:
+        self.numbers = [0, 0, 0]
+        super().__init__(shared=True, warm=warm, grace=GRACE, numbers=self.numbers)
+        self.proofs = {A: self.hello(A)}
+        self.memos: dict[int, bytes] = {}
+
+    def _handle(self, event: Event) -> list[Action]:
+        actions = super()._handle(event)
+        for action in actions:
+            if isinstance(action, ToWorker) and "memo" in action.message.body:
+                message = action.message
+                self.memos[message.session] = message.body["memo"]
+        return actions
+
+    def next(self, *workers: int, last: bool = True) -> list[Action]:
+        """Another broker takes the place of this one; these workers live."""
+        old = self.router
+        self.router = Router(
+            EPOCH,
+            shared=True,
+            warm=old.warm,
+            capacity=old.capacity,
+            grace=GRACE,
+            numbers=self.numbers,
+            secret=b"secret",
+        )
+        assert self.happen(Recover(self.now + GRACE)) == []
+        assert self.happen(PoolReady()) == []
+        return self.happen(Found(list(workers), last))
+
+    def register(self, worker: int, session: int, **facts: Any) -> list[Action]:
+        body, memo = FACTS | facts, self.memos[session]
+        ids = 0, 0, session, EPOCH
+        return self.say(worker, Message(Kind.REGISTER, *ids, 0.0, body, memo))
+
+    def back(self, peer: bytes = A, owner: bytes = OWNER) -> bytes:
+        number = self.clients[peer]
+        return self.hello(peer, owner, number=number, proof=self.proofs[peer])
+
+    def taken_over(self, **facts: Any) -> tuple[int, int]:
+        """A session whose worker has registered with another broker."""
+        session, worker = self.started()
+        self.next(worker)
+        self.register(worker, session, **facts)
+        return session, worker
+
+    def claim(self, *sessions: int, peer: bytes = A) -> list[Action]:
+        body = {"sessions": list(sessions), "visits": []}
+        return self.ask(peer, Kind.CLAIM, body=body, request=0)
+
+    def visits(self, *sessions: int, peer: bytes) -> list[Action]:
+        body = {"sessions": [], "visits": list(sessions)}
+        return self.ask(peer, Kind.CLAIM, body=body, request=0)
+
+
+@pytest.fixture
+def lost() -> Lost:
+    return Lost()
+
+
+def resumed() -> dict[str, Any]:
+    window = {"chunks": 8, "bytes": 4096, "capture": False}
+    place = dict.fromkeys(("stdout", "stderr", "received", "taken", "sequence"), 0)
+    return place | window | {"local": False, "ended": [], "exited": False}
+
+
+def test_s46_nobody_is_heard_before_every_living_worker_has_spoken(lost: Lost) -> None:
+    first, second = lost.started(), lost.started(token="u")
+    lost.next(first[1], second[1], last=False)
+    assert lost.router.recovering
+    lost.register(first[1], first[0])
+    lost.register(second[1], second[0])
+    assert lost.router.recovering  # there may be more
+    lost.happen(Found([], True))
+    assert lost.router.recovery is None
+    assert lost.router.sessions.keys() == {first[0], second[0]}
+
+
+def test_s46_a_worker_that_is_gone_is_not_waited_for(lost: Lost) -> None:
+    session, worker = lost.started()
+    lost.next(worker)
+    lost.happen(WorkerGone(worker, 0, True))
+    assert not lost.router.recovering
+    lost.back()
+    (loss,) = lost.claim(session)
+    assert isinstance(loss, ToClient)
+    assert loss.message.body["code"] == errors.WorkerLost.code
+
+
+def test_s46_a_pool_that_is_gone_has_no_workers(lost: Lost) -> None:
+    _, worker = lost.started()
+    lost.next(worker, last=False)
+    lost.happen(PoolGone(True))
+    assert not lost.router.recovering
+
+
+def test_a_pool_may_be_lost_without_a_broker(lost: Lost) -> None:
+    lost.started()
+    lost.happen(PoolGone(True))
+    assert lost.happen(Found([], True)) == []
+
+
+def test_s46_a_worker_that_stands_still_is_condemned_after_the_grace(
+    lost: Lost,
+) -> None:
+    session, worker = lost.started()
+    lost.next(worker)
+    assert lost.router.next_deadline() == lost.now + GRACE
+    lost.now += GRACE
+    assert lost.happen(Tick()) == [Condemn(worker)]
+    assert not lost.router.recovering
+    assert lost.register(worker, session) == []  # too late
+    assert lost.router.sessions == {}
+
+
+def test_s46_idle_workers_are_used_again() -> None:
+    lost = Lost(warm=1)
+    lost.happen(PoolReady())
+    lost.next(1)
+    assert lost.say(1, Message(Kind.IDLE, body={"stamps": []})) == []
+    lost.back()
+    _, worker, _ = lost.spawn()
+    assert worker == 1
+
+
+def test_s46_a_broker_forks_what_it_did_not_find() -> None:
+    lost = Lost(warm=1)
+    lost.happen(PoolReady())
+    assert lost.next() == [Fork(2)]  # no number is given twice
+
+
+def test_s46_a_client_comes_back_as_the_one_it_was(lost: Lost) -> None:
+    session, worker = lost.taken_over()
+    number = lost.clients[A]
+    assert lost.back() == lost.proofs[A]
+    assert lost.clients[A] == number
+    assert lost.claim(session) == []
+    assert told(lost.ask(A, Kind.POLL, session)) == [(worker, Kind.POLL)]
+    lost.hello(B)
+    assert lost.clients[B] == number + 1
+
+
+def test_s46_nobody_comes_back_as_somebody_else(lost: Lost) -> None:
+    proof = lost.proofs[A]
+    lost.next()
+    for event in (
+        Hello(B, OTHER, False, 0.0, 7, 1, proof),
+        Hello(B, OWNER, False, 0.0, 7, 2, proof),
+        Hello(B, OWNER, False, 0.0, 7, 1, b"guessed"),
+    ):
+        assert isinstance(refusal(lost.happen(event)), errors.ProtocolError)
+    lost.back()
+    twice = Hello(B, OWNER, False, 0.0, 7, 1, proof)
+    assert isinstance(refusal(lost.happen(twice)), errors.ProtocolError)
+
+
+def test_s46_a_spawn_without_an_answer_is_not_started_again(lost: Lost) -> None:
+    session, worker, _ = lost.spawn(token="t")
+    lost.next(worker)
+    lost.register(worker, session)
+    lost.back()
+    (answer,) = lost.ask(A, Kind.SPAWN, body=SPAWN | {"token": "t"})
+    assert isinstance(answer, ToClient)
+    assert answer.message.session == session
+    assert answer.message.epoch == EPOCH
+    assert answer.message.body == {"pid": 5, "started": 49.0, "stdin": True}
+
+
+def test_s46_its_capture_begins_again(lost: Lost) -> None:
+    session, worker, _ = lost.spawn(token="t", reader=70)
+    lost.next(worker)
+    lost.register(worker, session)
+    lost.back()
+    actions = lost.ask(A, Kind.SPAWN, body=SPAWN | {"token": "t", "reader": 70})
+    assert told(actions) == [(worker, Kind.OPEN)]
+    assert actions[-1].message.body == OPEN | {"capture": True}  # type: ignore[union-attr]
+    pushed = Message(Kind.CLOSED, lost.clients[A], 70, session, EPOCH, 0, STATUS)
+    assert answers(lost.say(worker, pushed)) == [(A, Kind.CLOSED, 70)]
+
+
+def test_s46_a_spawn_that_never_arrived_is_started(lost: Lost) -> None:
+    lost.next()
+    lost.back()
+    session, _, _ = lost.spawn(token="t")
+    assert session == FIRST_SESSION
+
+
+def test_s46_sessions_of_a_client_that_does_not_come_back_end(lost: Lost) -> None:
+    session, worker = lost.started()
+    stays, other = lost.started(kill_on_drop=False, token="u")
+    lost.next(worker, other)
+    lost.register(worker, session)
+    lost.register(other, stays)
+    lost.hello(B, OTHER)
+    lost.now += GRACE - 0.1
+    assert lost.happen(Tick()) == []
+    lost.now += 0.1
+    actions = lost.happen(Tick())
+    assert released(actions) == [worker]
+    assert (other, Kind.CLOSE_STDIN) in told(actions)
+    assert (other, Kind.STOP) in told(actions)  # what it read is let go
+    assert lost.router.sessions[stays].client == 0
+    lost.back()  # late
+    assert told(lost.claim(stays)) == [(other, Kind.MEMO)]
+    assert lost.router.sessions[stays].client == lost.clients[A]
+
+
+def test_s46_a_session_lost_before_its_owner_is_back_is_forgotten(lost: Lost) -> None:
+    session, worker = lost.taken_over()
+    lost.happen(WorkerGone(worker, 0, True))
+    assert lost.state(session) is State.LOST
+    lost.now += GRACE
+    lost.happen(Tick())
+    assert session not in lost.router.sessions
+
+
+def test_s46_what_a_guest_holds_is_let_go_unless_it_is_back(lost: Lost) -> None:
+    lost.proofs[B] = lost.hello(B)
+    guest = lost.clients[B]
+    session, worker = lost.taken_over(clients=[guest, 99])
+    lost.back()
+    lost.back(B)
+    lost.now += GRACE
+    actions = lost.happen(Tick())
+    assert told(actions) == [(worker, Kind.STOP)]
+    assert actions[0].message.client == 99  # type: ignore[union-attr]
+    assert lost.router.sessions[session].guests == {guest}
+
+
+def test_s46_a_stream_goes_on_where_its_client_says(lost: Lost) -> None:
+    session, worker = lost.taken_over()
+    lost.back()
+    asked = lost.ask(A, Kind.RESUME, session, resumed(), request=70)
+    assert told(asked) == [(worker, Kind.RESUME)]
+    pushed = Message(Kind.CLOSED, lost.clients[A], 70, session, EPOCH, 0, STATUS)
+    assert answers(lost.say(worker, pushed)) == [(A, Kind.CLOSED, 70)]
+
+
+def test_s46_an_owner_that_is_back_hears_of_the_end_that_it_missed(lost: Lost) -> None:
+    session, _ = lost.taken_over(status=[0], closed=True)
+    assert lost.state(session) is State.CLOSED
+    lost.back()
+    assert answers(lost.claim(session)) == [(A, Kind.EXITED, 0)]
+    assert lost.router.sessions[session].reported
+
+
+def test_s46_a_child_that_ended_may_still_be_written_by_others(lost: Lost) -> None:
+    session, worker = lost.taken_over(status=[0])
+    assert lost.state(session) is State.EXITED
+    lost.push(worker, Kind.CLOSED, session)
+    assert lost.state(session) is State.CLOSED
+
+
+def test_s46_what_is_on_its_way_out_stays_so(lost: Lost) -> None:
+    session, worker = lost.taken_over(released=True)
+    assert lost.state(session) is State.LEAVING
+    lost.back()
+    assert lost.claim(session) == []
+    assert isinstance(refusal(lost.ask(A, Kind.POLL, session)), errors.SessionNotFound)
+    lost.idle(worker, session)
+    assert lost.router.sessions == {}
+    assert lost.router.idle == [worker]
+
+
+def test_s46_only_what_was_given_once_can_be_claimed(lost: Lost) -> None:
+    lost.next()
+    lost.back()
+    never = FIRST_SESSION
+    assert answers(lost.claim(never)) == [(A, Kind.ERROR, 0)]
+    assert lost.router.sessions == {}
+
+
+def test_s46_a_claim_of_anothers_session_is_told_as_a_loss(lost: Lost) -> None:
+    session, _ = lost.taken_over()
+    lost.hello(B, OTHER)
+    assert answers(lost.claim(session, peer=B)) == [(B, Kind.ERROR, 0)]
+    lost.back()
+    assert lost.claim(session) == []
+
+
+def test_s46_a_visitor_that_is_back_hears_of_the_end(lost: Lost) -> None:
+    session, worker = lost.taken_over()
+    lost.hello(B)
+    assert lost.visits(session, peer=B) == []
+    lost.back()
+    told = lost.push(worker, Kind.EXITED, session)
+    assert answers(told) == [(B, Kind.EXITED, 0), (A, Kind.EXITED, 0)]
+
+
+def test_s46_a_visitor_that_is_back_hears_of_what_it_missed(lost: Lost) -> None:
+    session, _ = lost.taken_over(status=[0])
+    lost.hello(B)
+    assert answers(lost.visits(session, peer=B)) == [(B, Kind.EXITED, 0)]
+    assert not lost.router.sessions[session].reported  # its owner may come yet
+    (told,) = lost.visits(session + 1, peer=B)
+    assert answers([told]) == [(B, Kind.ERROR, 0)]
+    lost.hello(AGAIN, OTHER)
+    assert answers(lost.visits(session, peer=AGAIN)) == [(AGAIN, Kind.ERROR, 0)]
+
+
+def test_s46_a_lost_session_answers_as_one_and_can_be_closed(lost: Lost) -> None:
+    session, _ = lost.started()
+    lost.next()
+    lost.back()
+    lost.claim(session)
+    assert isinstance(refusal(lost.ask(A, Kind.POLL, session)), errors.WorkerLost)
+    assert isinstance(
+        refusal(lost.ask(A, Kind.KILL, session, RELEASE)), errors.WorkerLost
+    )
+    assert lost.router.sessions == {}
+
+
+def test_s46_an_owner_may_be_robbed_before_it_is_back(lost: Lost) -> None:
+    session, worker = lost.taken_over()
+    lost.hello(B)
+    attach = lost.ask(B, Kind.ATTACH, session, {"steal": True})
+    assert told(attach) == [
+        (worker, Kind.STOP),
+        (worker, Kind.MEMO),
+        (worker, Kind.ATTACH),
+    ]
+    lost.back()
+    (robbed,) = lost.claim(session)
+    assert isinstance(robbed, ToClient)
+    assert robbed.message.body["code"] == errors.SessionOwned.code
+
+
+def test_s46_the_worker_remembers_who_owns_its_session(lost: Lost) -> None:
+    session, worker = lost.started(detach_ttl=9.0)
+    assert told(lost.ask(A, Kind.DETACH, session, {"ttl": None})) == [
+        (worker, Kind.MEMO)
+    ]
+    lost.next(worker)
+    lost.register(worker, session)
+    assert lost.router.sessions[session].client == 0
+    assert lost.router.ttls == {session: lost.now + 9.0}
+    lost.back()
+    lost.ask(A, Kind.ATTACH, session, {"steal": False})
+    lost.next(worker)
+    lost.register(worker, session)
+    assert lost.router.sessions[session].client == lost.clients[A]
+    assert lost.router.ttls == {}

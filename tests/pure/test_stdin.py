@@ -211,3 +211,15 @@ def test_input_may_be_written_beside_an_empty_queue_alone() -> None:
 def test_no_input_may_be_written_beside_the_last_or_into_a_terminal() -> None:
     assert World(replace(LAUNCH, tty=TtySize())).stdin.direct is None
     assert World(replace(LAUNCH, stdin=b"all of it")).stdin.direct is None
+
+
+def test_s46_whoever_waits_for_the_pipe_is_known() -> None:
+    world = World()
+    world.stdin.write(ONE, b"abc", None, 0.0)
+    world.stdin.write(TWO, b"def", None, 0.0)
+    assert world.stdin.writers == [TWO]
+    world.pipe.broken = True
+    world.stdin.pour(1.0)
+    assert world.stdin.writers == [TWO]  # it is told a moment later
+    world.stdin.close()
+    assert world.stdin.writers == []

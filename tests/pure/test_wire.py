@@ -71,7 +71,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "fds": st.integers(0, 253),
     "detach_ttl": st.none() | seconds,
     "steal": st.booleans(),
-    "ended": st.booleans(),
+    "readable": st.booleans(),
     "ttl": st.none() | seconds,
     "scope_capacity": st.none() | positive,
     "client_capacity": st.none() | positive,
@@ -116,17 +116,32 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "inode": whole,
     "length": st.integers(1, 2**32 - 1),
     "local": st.booleans(),
+    "proof": st.none() | st.binary(max_size=64),
+    "received": whole,
+    "taken": whole,
+    "memo": st.binary(max_size=64),
+    "ended": st.lists(st.sampled_from(wire.STREAMS), max_size=2),
+    "exited": st.booleans(),
+    "closed": st.booleans(),
+    "released": st.booleans(),
+    "last": st.booleans(),
+    "started": seconds,
+    "stdin": st.booleans(),
+    "clients": st.lists(positive, max_size=5),
     "pid": positive,
     "place": whole,
 }
-NOTICE = {"limit": st.text(max_size=32)}
+MEANT_OTHERWISE: dict[Kind, dict[str, st.SearchStrategy[Any]]] = {
+    Kind.NOTICE: {"limit": st.text(max_size=32)},
+    Kind.WELCOME: {"grace": seconds, "proof": st.binary(max_size=64)},
+}
 
 
 @st.composite
 def messages(draw: st.DrawFn) -> Message:
     kind = draw(st.sampled_from(Kind))
     fields, payload = SHAPES[kind]
-    named = NOTICE if kind is Kind.NOTICE else {}
+    named = MEANT_OTHERWISE.get(kind, {})
     body = (
         draw(st.dictionaries(st.text(max_size=20), leaves, max_size=5))
         if fields is None
@@ -295,10 +310,10 @@ def test_a_body_of_another_layout_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("body", "odd"),
     [
-        ({"ended": True}, "scope"),
-        ({"scope": None, "ended": True, "more": 1}, "more"),
-        ({"scope": None, "ended": True, b"raw": 1}, "b'raw'"),
-        ({"scop": None, "ended": True}, "scop, scope"),
+        ({"readable": True}, "scope"),
+        ({"scope": None, "readable": True, "more": 1}, "more"),
+        ({"scope": None, "readable": True, b"raw": 1}, "b'raw'"),
+        ({"scop": None, "readable": True}, "scop, scope"),
     ],
 )
 def test_a_body_with_other_keys_is_refused_by_their_names(body: Any, odd: str) -> None:
@@ -350,6 +365,7 @@ def test_a_value_out_of_range_is_refused_by_its_name(
 
 def test_a_hello_takes_keys_and_tickets_as_bytes_only() -> None:
     body = {"ticket": b"t" * 32, "owner": b"", "operator": None, "lease": 0}
+    body |= {"proof": None}
     assert carried(Kind.HELLO, body).body == body
     for bad in (b"t" * 33, "t", None):
         with pytest.raises(ProtocolError, match=r"HELLO\.ticket"):
@@ -371,7 +387,7 @@ def written(payload: bytes | None) -> Message:
 
 def test_a_payload_where_none_belongs_is_refused() -> None:
     with pytest.raises(ProtocolError, match="LIST comes without payload"):
-        carried(Kind.LIST, {"scope": None, "ended": False}, b"")
+        carried(Kind.LIST, {"scope": None, "readable": False}, b"")
 
 
 def test_a_payload_that_is_missing_is_refused() -> None:

@@ -1,0 +1,470 @@
+"""A shared broker that is lost: all find the next one, and nothing is missing."""
+
+import asyncio
+import hashlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import actors
+from broker import supervisor, tree
+from tests.helpers import (
+    FOREVER,
+    NOT_BLOCKED,
+    alive,
+    end,
+    eventually,
+    gone,
+    parent,
+    python,
+    tag,
+    tagged,
+)
+from tests.parts import (
+    Identities,
+    Parts,
+    Program,
+    client,
+    daemons,
+    running,
+    serving,
+)
+
+pytestmark = pytest.mark.live
+
+STREAM = """
+import random, sys
+seeded = random.Random(int(sys.argv[1]))
+for _ in range(int(sys.argv[2])):
+    sys.stdout.buffer.write(seeded.randbytes(4096))
+"""
+"""python(STREAM, seed, pieces): writes so many pieces of 4 KiB, known by the seed."""
+
+SLOW_CAT = """
+import os, time
+while data := os.read(0, 16384):
+    os.write(1, data)
+    time.sleep(0.001)
+"""
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/shared/broker.sock"
+
+
+@pytest.fixture
+def shared(endpoint: str) -> Iterator[Program]:
+    """A broker with a grace in which another one comes up on any machine."""
+    with serving(endpoint, grace=NOT_BLOCKED) as program:
+        yield program
+
+
+class Brokers:
+    """The brokers of a supervisor, one after the other."""
+
+    def __init__(self, program: Program) -> None:
+        self.supervisor = program.pid
+
+    def find(self) -> tuple[int, int]:
+        """Return the pool and the broker that live now."""
+        found: dict[bool, int] = {}
+
+        def both() -> bool:
+            found.clear()
+            for pid in tree.children(self.supervisor):
+                if alive(pid):
+                    found[_is_pool(pid)] = pid
+            return len(found) == 2
+
+        eventually(both)
+        return found[True], found[False]
+
+    async def lose(self) -> int:
+        """SIGKILL the broker that lives now, and return its pid."""
+        _, broker = await asyncio.to_thread(self.find)
+        end([broker])
+        await asyncio.to_thread(eventually, lambda: not alive(broker))
+        return broker
+
+
+def _is_pool(pid: int) -> bool:
+    try:
+        return b"broker.pool" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+def holds(log: Path, mark: str) -> None:
+    """Wait until a file holds a text."""
+    eventually(lambda: mark in log.read_text())
+
+
+async def usable(engine: actors.Engine) -> float:
+    """Return the seconds that a command takes from now on."""
+    started = time.monotonic()
+    assert (await engine.run(["echo", "on"])).stdout == b"on\n"
+    return time.monotonic() - started
+
+
+async def read(child: actors.Child) -> "tuple[str, actors.ExitStatus]":
+    """Read all output, check its order; return its hash, and how the child ended."""
+    digest, at, status = hashlib.sha256(), 0, None
+    async with child.events() as events:
+        async for event in events:
+            if isinstance(event, actors.Chunk):
+                assert event.offset == at
+                at += len(event.data)
+                digest.update(event.data)
+            elif isinstance(event, actors.Exited):
+                status = event.status
+            else:
+                assert not isinstance(event, actors.Gap)
+    assert status is not None
+    return digest.hexdigest(), status
+
+
+def expected(seed: int, pieces: int) -> str:
+    seeded = random.Random(seed)
+    digest = hashlib.sha256()
+    for _ in range(pieces):
+        digest.update(seeded.randbytes(4096))
+    return digest.hexdigest()
+
+
+async def test_s46_readers_go_on_where_they_were(
+    shared: Program, endpoint: str
+) -> None:
+    brokers = Brokers(shared)
+    settings = actors.Settings(retention=actors.OutputPolicy.block(65536))
+    async with actors.Engine(endpoint, settings=settings) as engine:
+        child = await engine.spawn(python(STREAM, "1", "4000"))
+        reading = asyncio.create_task(read(child))
+        for _ in range(3):
+            await brokers.lose()
+            await usable(engine)
+        digest, status = await asyncio.wait_for(reading, 4 * NOT_BLOCKED)
+        assert digest == expected(1, 4000)
+        assert status.code == 0
+        assert (await child.wait()).code == 0
+
+
+async def test_s46_what_is_asked_meanwhile_waits_for_the_next_broker(
+    shared: Program, endpoint: str
+) -> None:
+    brokers = Brokers(shared)
+    async with actors.Engine(endpoint) as engine:
+        child = await engine.spawn(["cat"], stdin="pipe")
+        waiting = asyncio.create_task(child.wait())
+        polling = asyncio.create_task(child.poll(wait=NOT_BLOCKED, mode="output"))
+        await engine.info()
+        await brokers.lose()
+        assert (await child.write(b"hello\n")).accepted == 6
+        assert (await asyncio.wait_for(polling, NOT_BLOCKED)).stdout == b"hello\n"
+        assert [s.id for s in await engine.children()] == [child.id]
+        await child.close_stdin()
+        assert (await asyncio.wait_for(waiting, NOT_BLOCKED)).code == 0
+        other = await engine.spawn(["true"])
+        assert other.id > child.id
+
+
+async def test_s46_input_is_neither_lost_nor_repeated(
+    shared: Program, endpoint: str
+) -> None:
+    brokers = Brokers(shared)
+    data = random.Random(7).randbytes(2 * 1024 * 1024)
+    settings = actors.Settings(retention=actors.OutputPolicy.block(65536))
+    async with actors.Engine(endpoint, settings=settings) as engine:
+        for _ in range(3):
+            async with await engine.spawn(python(SLOW_CAT), stdin="pipe") as child:
+                reading = asyncio.create_task(read(child))
+                writing = asyncio.create_task(child.write(data))
+                await asyncio.sleep(random.uniform(0.05, 0.2))
+                await brokers.lose()
+                written = await asyncio.wait_for(writing, 2 * NOT_BLOCKED)
+                assert written.accepted == len(data)
+                await child.close_stdin()
+                digest, _ = await asyncio.wait_for(reading, NOT_BLOCKED)
+                assert digest == hashlib.sha256(data).hexdigest()
+
+
+async def test_s46_a_start_without_an_answer_is_not_repeated(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    brokers, log = Brokers(shared), tmp_path / "started"
+    log.touch()
+    async with actors.Engine(endpoint) as engine:
+        for turn in range(3):
+            words = [f"{turn}-{number}" for number in range(24)]
+            runs = [
+                asyncio.create_task(
+                    engine.run(["sh", "-c", f"echo {word} >> {log}; echo {word}"])
+                )
+                for word in words
+            ]
+            mark = f"{turn}-"
+            await asyncio.to_thread(holds, log, mark)
+            await brokers.lose()
+            done = await asyncio.wait_for(asyncio.gather(*runs), 2 * NOT_BLOCKED)
+            assert [one.stdout.decode().strip() for one in done] == words
+            begun = [word for word in log.read_text().split() if word[:2] == mark]
+            assert sorted(begun) == sorted(words)
+
+
+async def test_s46_a_run_gives_all_its_output(shared: Program, endpoint: str) -> None:
+    brokers = Brokers(shared)
+    async with actors.Engine(endpoint) as engine:
+        run = asyncio.create_task(engine.run(python(STREAM, "3", "8000")))
+        for _ in range(2):
+            await asyncio.sleep(random.uniform(0.05, 0.3))
+            await brokers.lose()
+        done = await asyncio.wait_for(run, 3 * NOT_BLOCKED)
+        assert hashlib.sha256(done.stdout).hexdigest() == expected(3, 8000)
+        assert await engine.children() == []
+
+
+async def test_s46_descriptors_are_passed_to_the_next_broker(
+    shared: Program, endpoint: str
+) -> None:
+    brokers = Brokers(shared)
+    with tempfile.TemporaryFile() as file:
+        file.write(b"passed")
+        file.flush()
+        async with actors.Engine(endpoint) as engine:
+            await brokers.lose()
+            path = f"/dev/fd/{file.fileno()}"
+            done = await engine.run(["cat", path], pass_fds=(file.fileno(),))
+            assert (done.stdout, done.stderr) == (b"passed", b"")
+
+
+async def test_s46_an_end_that_nobody_could_tell_is_told_later(
+    shared: Program, endpoint: str
+) -> None:
+    brokers = Brokers(shared)
+    async with actors.Engine(endpoint) as engine:
+        child = await engine.spawn(["sh", "-c", "read line; exit 7"], stdin="pipe")
+        await brokers.lose()
+        os.kill(child.pid, signal.SIGKILL)  # noqa: TID251 - a test kills what it can
+        status = await asyncio.wait_for(child.wait(), NOT_BLOCKED)
+        assert (status.signal, status.cause) == (signal.SIGKILL, "exited")
+
+
+async def test_s46_a_worker_lost_meanwhile_is_told_as_lost(
+    shared: Program, endpoint: str
+) -> None:
+    brokers = Brokers(shared)
+    word = tag()
+    async with actors.Engine(endpoint) as engine:
+        child = await engine.spawn(daemons(word))
+        other = await engine.spawn(["cat"], stdin="pipe")
+        events = child.events()
+        _, broker = brokers.find()
+        end([broker, parent(child.pid)])
+        status = await asyncio.wait_for(child.wait(), NOT_BLOCKED)
+        assert status.cause == "worker-lost"
+        seen = [type(event) async for event in events]
+        assert seen[-1] is actors.Closed
+        assert (await other.write(b"x")).accepted == 1
+        await asyncio.to_thread(gone, word)
+
+
+async def test_s46_a_client_that_died_meanwhile_keeps_nothing(
+    endpoint: str, tmp_path: Path
+) -> None:
+    with serving(endpoint) as program:
+        await lose_client(Brokers(program), endpoint, tmp_path)
+
+
+async def lose_client(brokers: Brokers, endpoint: str, place: Path) -> None:
+    word = tag()
+    body = f"""
+async def main():
+    async with actors.Engine({endpoint!r}) as engine:
+        child = await start(engine, {word!r})
+        await child.wait()
+asyncio.run(main())
+"""
+    with client(place, body) as program:
+        pid = await asyncio.to_thread(program.number, "pid")
+        _, broker = brokers.find()
+        os.kill(broker, signal.SIGSTOP)  # noqa: TID251 - it must not see the client's end
+        program.kill()
+        end([broker])
+        await asyncio.to_thread(brokers.find)
+        assert alive(pid)  # its owner may come back yet
+        await asyncio.to_thread(gone, word)
+    async with actors.Engine(endpoint) as engine:
+        await usable(engine)
+
+
+async def test_s46_a_session_without_an_owner_lives_on(
+    shared: Program, endpoint: str
+) -> None:
+    brokers = Brokers(shared)
+    key = "c0ffee"
+    async with actors.Engine(endpoint, owner_key=key) as engine:
+        child = await engine.spawn(["cat"], stdin="pipe", detach_ttl=FOREVER)
+        await child.detach()
+        await brokers.lose()
+        await usable(engine)
+    async with actors.Engine(endpoint, owner_key=key) as engine:
+        again = await engine.attach(child.id)
+        await again.write(b"there\n")
+        await again.close_stdin()
+        assert (await again.communicate())[0] == b"there\n"
+
+
+@pytest.mark.parametrize("lost", ["pool", "pool broker", "pool worker broker"])
+async def test_s46_a_lost_pool_loses_its_sessions_and_no_more(
+    lost: str, shared: Program, endpoint: str
+) -> None:
+    brokers, word = Brokers(shared), tag()
+    async with actors.Engine(endpoint) as engine, actors.Engine(endpoint) as other:
+        child = await engine.spawn(daemons(word))
+        others = await other.spawn(daemons(word))
+        parts = Parts.of(child.pid)
+        end([getattr(parts, part) for part in lost.split()])
+        for one in (child, others):
+            status = await asyncio.wait_for(one.wait(), NOT_BLOCKED)
+            assert status.cause == "worker-lost"
+        await asyncio.to_thread(gone, word)
+        await usable(engine)
+        await usable(other)
+        await asyncio.to_thread(brokers.find)
+
+
+def test_a_grace_out_of_range_is_refused() -> None:
+    command = [sys.executable, "-m", "actors", "serve", "--grace", "2h"]
+    with running(*command, stderr=-1) as program:
+        assert program.process.wait(NOT_BLOCKED) == 2
+        assert program.process.stderr is not None
+        said = program.process.stderr.read().decode()
+    assert "--grace: must be 0 to 3600 seconds" in said
+
+
+async def test_s46_without_a_next_broker_calls_wait_no_longer_than_the_grace(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(endpoint, grace=0.5) as program:
+        word = tag()
+        async with actors.Engine(endpoint) as engine:
+            child = await engine.spawn(daemons(word))
+            _, broker = Brokers(program).find()
+            program.signal(signal.SIGSTOP)  # nobody replaces it
+            end([broker])
+            started = time.monotonic()
+            with pytest.raises(actors.BrokerLost, match="no other took its place"):
+                await asyncio.wait_for(child.poll(wait=0), NOT_BLOCKED)
+            assert time.monotonic() - started >= 0.4
+            await asyncio.to_thread(gone, word)
+            program.signal(signal.SIGCONT)
+
+
+async def test_s46_brokers_that_die_too_often_are_not_replaced_any_more(
+    endpoint: str, tmp_path: Path
+) -> None:
+    with serving(endpoint) as program:
+        brokers, word = Brokers(program), tag()
+        async with actors.Engine(endpoint) as engine:
+            child = await engine.spawn(daemons(word))
+            everybody = Identities(*Parts.of(child.pid))
+            waiting = asyncio.create_task(child.wait())
+            for _ in range(supervisor.BROKER_STARTS + 1):
+                await brokers.lose()
+            with pytest.raises(actors.BrokerLost):
+                await asyncio.wait_for(waiting, 2 * NOT_BLOCKED)
+            await asyncio.to_thread(everybody.gone)
+            assert tagged(word) == []
+        assert program.process.wait(NOT_BLOCKED) == 1
+    log = tmp_path / "engine.log"
+    often = f"more than {supervisor.BROKER_STARTS} times"
+    assert log.read_text().startswith(f"creche: the broker died {often} in 10 s")
+    log.unlink()  # that was all that it had to say
+
+
+# -- under load -------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def engines(endpoint: str, count: int) -> AsyncIterator[list[actors.Engine]]:
+    settings = actors.Settings(retention=actors.OutputPolicy.block(65536))
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(actors.Engine(endpoint, settings=settings))
+            for _ in range(count)
+        ]
+
+
+async def under_load(
+    program: Program, endpoint: str, place: Path, moments: list[float], pieces: int
+) -> None:
+    """Lose brokers while 32 sessions stream and 8 clients spawn.
+
+    `moments` are seconds between the return of one broker and the loss of it.
+
+    Each spawn appends its own word to a file once: a second process of it would show.
+    """
+    brokers, log, over = Brokers(program), place / "spawned", asyncio.Event()
+    asked: list[str] = []
+
+    async def spawn(engine: actors.Engine, name: int) -> None:
+        number = 0
+        while not over.is_set():
+            word = f"{name}-{number}"
+            number += 1
+            asked.append(word)
+            command = f"echo {word} >> {log}; echo {word}"
+            assert (await engine.run(["sh", "-c", command])).stdout.split() == [
+                word.encode()
+            ]
+
+    async with engines(endpoint, 9) as (first, *others):
+        children = [
+            await first.spawn(python(STREAM, str(seed), str(pieces)))
+            for seed in range(32)
+        ]
+        reading = [asyncio.create_task(read(child)) for child in children]
+        spawning = [
+            asyncio.create_task(spawn(engine, name))
+            for name, engine in enumerate(others)
+        ]
+        for moment in moments:
+            await asyncio.sleep(moment)
+            await brokers.lose()
+            print(f"usable again after {await usable(first):.2f} s", flush=True)
+        over.set()
+        await asyncio.gather(*spawning)
+        results = await asyncio.gather(*reading)
+    for seed, (digest, status) in enumerate(results):
+        assert status.code == 0
+        assert digest == expected(seed, pieces)
+    assert sorted(log.read_text().split()) == sorted(asked)
+
+
+def moments(count: int, longest: float) -> list[float]:
+    """Return random times between losses."""
+    return [random.uniform(0.2, longest) for _ in range(count)]
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(180)
+async def test_s46_losses_under_load_lose_and_repeat_nothing(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    await under_load(shared, endpoint, tmp_path, moments(5, 1.5), 2000)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_s46_twenty_losses_under_load_lose_and_repeat_nothing(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    await under_load(shared, endpoint, tmp_path, moments(20, 3.0), 8000)
