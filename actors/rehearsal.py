@@ -123,7 +123,7 @@ def _terms(reader: int | None) -> dict[str, Any]:
         "chunks": settings.window_chunks,
         "bytes": settings.window_bytes,
         "release": reader is not None,
-        "record": b"",
+        "memo": b"",
     }
 
 

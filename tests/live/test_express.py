@@ -61,7 +61,7 @@ class Driven:
         spec = Spec(argv, stdin="pipe", stderr="null", **options)
         with closing(Surroundings()) as surroundings:
             launch = spec.launch(surroundings.read(), Settings(), "", "0" * 32)
-        terms = {"reader": None, "release": False, "record": b"", **WINDOW}
+        terms = {"reader": None, "release": False, "memo": b"", **WINDOW}
         self.ask(Kind.START, terms, launch.to_wire())
         started = self.answer(self.last)
         assert started.kind is Kind.REPLY
