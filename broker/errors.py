@@ -141,8 +141,8 @@ class SessionOwned(EngineError):
 class SpawnFailed(EngineError, OSError):
     """The system refused to start the program.
 
-    `errno` is the system's number, `step` one of `cwd exec pty limits fork pipe`,
-    `path` the program or directory it was about.
+    `errno` is the system's number, `step` one of `cwd exec pty limits fork pipe
+    journal`, `path` the program or directory it was about.
     """
 
     code = "spawn-failed"
@@ -163,6 +163,7 @@ class SpawnFailed(EngineError, OSError):
             "limits": "cannot set the limits of",
             "fork": "cannot start a process for",
             "pipe": "cannot make pipes for",
+            "journal": "cannot write the record of",
         }.get(self.step, self.step)
         return f"{what} {self.path!r}: {self.strerror}"
 

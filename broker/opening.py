@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from typing import Final, NamedTuple, Self
 
-from broker import cgroup, lease
+from broker import cgroup, lease, places
 from broker.errors import EngineError, InvalidRequest
 
 WORKER: Final = "actors.rehearsal:rehearsed"
@@ -20,9 +20,9 @@ WORKER: Final = "actors.rehearsal:rehearsed"
 
 BOOT: Final = """\
 import sys
-sys.path.extend(sys.argv[6:])
+sys.path.extend(sys.argv[7:])
 from broker.pool import main
-main(*map(int, sys.argv[1:4]), *sys.argv[4:6])
+main(*map(int, sys.argv[1:4]), *sys.argv[4:7])
 """
 
 
@@ -76,12 +76,13 @@ class Pool(NamedTuple):
     lifeline: _socket.socket
 
     @classmethod
-    def execute(cls, page: int, home: str) -> Self:
+    def execute(cls, page: int, home: str, journal: str) -> Self:
         """Execute a pool clean.
 
         Args:
             page: the lease page.
             home: path of the cgroup above those of the workers; empty for none.
+            journal: path of the directory for their records.
 
         Raises:
             InvalidRequest: what it imports is not installed.
@@ -93,7 +94,7 @@ class Pool(NamedTuple):
         for fd in inherited:
             os.set_inheritable(fd, True)
         argv = [sys.executable, "-I", "-S", "-c", BOOT]
-        argv += [*map(str, inherited), WORKER, home, *roots]
+        argv += [*map(str, inherited), WORKER, home, journal, *roots]
         pid = _execute(argv)
         os.set_inheritable(page, False)
         theirs.close()
@@ -107,11 +108,14 @@ class Opening(NamedTuple):
     Attributes:
         home: path of the cgroup above those of the workers; empty for none.
         page: descriptor of the lease page.
+        journal: path of the directory for the workers' records, which the supervisor
+            makes and locks before there is a worker.
         pool: the first one, which comes up.
     """
 
     home: str
     page: int
+    journal: str
     pool: Pool
 
     @classmethod
@@ -124,7 +128,14 @@ class Opening(NamedTuple):
         _settle(options.log)
         home = _make_home(options.containment)
         page = lease.create()
-        return cls(home, page, Pool.execute(page, home))
+        journal = _name_journal()
+        return cls(home, page, journal, Pool.execute(page, home, journal))
+
+
+def _name_journal() -> str:
+    root = places.runtime_root(os.environ, os.geteuid())
+    name = places.RUN_PREFIX + os.urandom(8).hex().encode()
+    return os.fsdecode(os.path.join(root, places.JOURNAL, name))
 
 
 def _settle(log: str | None) -> None:

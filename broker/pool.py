@@ -27,7 +27,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from broker import cgroup, lease, tree
+from broker import cgroup, journal, lease, tree
 from broker.opening import reset_signals
 from broker.pipe import Leg, LegClosed
 from broker.wire import Kind, Message
@@ -45,20 +45,27 @@ SURVIVORS_PAUSE: Final = 1000
 SWEEP_PAUSE: Final = 1
 """Milliseconds between walks while orphans are left (exits also trigger one)."""
 
-Main = Callable[[int, int, cgroup.Cgroup | None], NoReturn]
+Main = Callable[[int, int, cgroup.Cgroup | None, journal.Record], NoReturn]
 
 
 class Pool:
     """The zygote's loop: forks on request, reaps, sweeps, reports."""
 
     def __init__(
-        self, leg: Leg, lifeline: int, stamp: lease.Page, main: Main, home: str
+        self,
+        leg: Leg,
+        lifeline: int,
+        stamp: lease.Page,
+        main: Main,
+        home: str,
+        records: journal.Journal,
     ) -> None:
         self.leg = leg
         self.lifeline = lifeline
         self.stamp = stamp
         self.main = main
         self.home = home
+        self.records = records
         self.workers: dict[int, tuple[int, _socket.socket]] = {}
         self.lost: dict[int, float] = {}
         self.condemned: set[int] = set()
@@ -149,7 +156,8 @@ class Pool:
             close_all_but(leg, control)
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (self.soft_limit, hard))
-            self.main(leg, control, self._enter_cgroup(worker))
+            home = self._enter_cgroup(worker)
+            self.main(leg, control, home, self.records.open(worker, home))
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -214,6 +222,7 @@ class Pool:
         if self.sweep.step():
             for worker in self.lost:
                 self._leave_cgroup(worker)
+                self.records.remove(worker)
                 self._report(worker, 0, proven=True)
             self.lost.clear()
             self.sweep = None
@@ -236,8 +245,10 @@ class Pool:
             self._wait_child()
         everything = tree.Sweep()
         ends = time.monotonic() + PROOF_TIMEOUT
-        while not everything.step() and time.monotonic() < ends:
+        while not (gone := everything.step()) and time.monotonic() < ends:
             self._wait_child(SWEEP_PAUSE)
+        if gone:
+            self.records.clear()
 
     def _wait_child(self, milliseconds: int = 50) -> None:
         poller = select.poll()
@@ -299,7 +310,9 @@ def fill_holes() -> list[bytes]:
     return fillers
 
 
-def main(leg: int, lifeline: int, page: int, target: str, home: str) -> NoReturn:
+def main(
+    leg: int, lifeline: int, page: int, target: str, home: str, directory: str
+) -> NoReturn:
     """Be the pool on these inherited descriptors.
 
     Args:
@@ -308,6 +321,7 @@ def main(leg: int, lifeline: int, page: int, target: str, home: str) -> NoReturn
         page: the lease page.
         target: `module:function`; called once, it returns what a worker runs.
         home: path of the cgroup above those of the workers; empty for none.
+        directory: path of that of the workers' records.
     """
     for fd in (leg, lifeline, page):
         os.set_inheritable(fd, False)
@@ -317,8 +331,10 @@ def main(leg: int, lifeline: int, page: int, target: str, home: str) -> NoReturn
     module, name = target.split(":")
     function: Main = getattr(importlib.import_module(module), name)()
     stamp = lease.Page(page)
+    records = journal.Journal(directory)
     gc.collect()
     _fillers = fill_holes()
     gc.freeze()  # a collection in a worker would otherwise touch, so copy, every page
-    Pool(Leg(_socket.socket(fileno=leg)), lifeline, stamp, function, home).run()
+    ours = Leg(_socket.socket(fileno=leg))
+    Pool(ours, lifeline, stamp, function, home, records).run()
     os._exit(0)
