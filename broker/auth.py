@@ -258,7 +258,7 @@ class RunDirectory:
             return None
         try:
             if not _newborn(directory.fd):
-                directory._lock_file()  # noqa: SLF001 - of the same class
+                directory._lock_file()
                 return directory
         except (AlreadyRunning, InvalidRequest):
             pass  # its holder lives; or it was not made by one

@@ -22,7 +22,7 @@ BOOT: Final = """\
 import sys
 sys.path.extend(sys.argv[7:])
 from broker.pool import main
-main(*map(int, sys.argv[1:4]), *sys.argv[4:7])
+main(*map(int, sys.argv[1:4]), *sys.argv[4:6], directory=sys.argv[6])
 """
 
 

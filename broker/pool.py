@@ -58,6 +58,7 @@ class Pool:
         stamp: lease.Page,
         main: Main,
         home: str,
+        *,
         records: journal.Journal,
     ) -> None:
         self.leg = leg
@@ -311,7 +312,7 @@ def fill_holes() -> list[bytes]:
 
 
 def main(
-    leg: int, lifeline: int, page: int, target: str, home: str, directory: str
+    leg: int, lifeline: int, page: int, target: str, home: str, *, directory: str
 ) -> NoReturn:
     """Be the pool on these inherited descriptors.
 
@@ -336,5 +337,5 @@ def main(
     _fillers = fill_holes()
     gc.freeze()  # a collection in a worker would otherwise touch, so copy, every page
     ours = Leg(_socket.socket(fileno=leg))
-    Pool(ours, lifeline, stamp, function, home, records).run()
+    Pool(ours, lifeline, stamp, function, home, records=records).run()
     os._exit(0)
