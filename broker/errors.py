@@ -321,15 +321,34 @@ class ShellEnded(_WithOutput):
         self.stderr = stderr
 
 
-class ServiceFailed(EngineError):
-    """The service did not start; `reason`: cancelled, dropped, exited, timed-out."""
+class ServiceFailed(_WithOutput):
+    """The service did not start or stop, or has ended.
+
+    `reason` is one of `cancelled dropped exited timed-out`. `status` is how the command
+    it is about ended, None if it has not; `stdout` and `stderr` are the last of its
+    output, 64 KiB in sum.
+    """
 
     code = "service-failed"
-    fields = ("reason", "message")
+    fields = ("reason", "message", "status", "stdout", "stderr")
+    local_fields = ("status", "stdout", "stderr")
 
-    def __init__(self, reason: str, message: str = "") -> None:
+    # An exit status; its class belongs to the floors above.
+    status: Any
+
+    def __init__(
+        self,
+        reason: str,
+        message: str = "",
+        status: object = None,
+        stdout: bytes = b"",
+        stderr: bytes = b"",
+    ) -> None:
         super().__init__(message)
         self.reason = reason
+        self.status = status
+        self.stdout = stdout
+        self.stderr = stderr
 
 
 class WrongProcess(EngineError):
