@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         Abridged as Abridged,
         abridge as abridge,
     )
+    from broker.aftermath import Finding as Finding
     from broker.errors import (
         BrokerLost as BrokerLost,
         CapacityExceeded as CapacityExceeded,
@@ -89,7 +90,6 @@ if TYPE_CHECKING:
         WrongProcess as WrongProcess,
     )
     from broker.outcomes import CommandFailed as CommandFailed, TimedOut as TimedOut
-    from broker.recovery import Finding as Finding
 
 _HOMES = {
     "actors": "blocking",
@@ -122,7 +122,7 @@ _HOMES = {
         "SpawnFailed StdinUnavailable WorkerLost WrongProcess"
     ),
     "broker.outcomes": "CommandFailed TimedOut",
-    "broker.recovery": "Finding",
+    "broker.aftermath": "Finding",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -82,7 +82,11 @@ class Engine:
         await connection.open()
         self._opened = connection
         self._services = Services(connection)
-        self._recovered = Recovery(trees, tuple(await stop_left(connection)))
+        try:
+            self._recovered = Recovery(trees, tuple(await stop_left(connection)))
+        except BaseException:
+            await asyncio.shield(self.aclose())
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -1,6 +1,6 @@
 """What an engine's start finds of dead engines and clients, and does about it.
 
-Before an engine begins, the trees of dead engines are ended (`broker.recovery`); once
+Before an engine begins, the trees of dead engines are ended (`broker.aftermath`); once
 it runs, it runs the stop commands of services whose clients are dead (`service`).
 """
 
@@ -13,10 +13,10 @@ from typing import NamedTuple
 from actors.connection import Connection
 from actors.service_command import LOST, stop
 from actors.service_files import Note, ServiceFiles
-from broker import recovery
+from broker import aftermath
+from broker.aftermath import Finding
 from broker.errors import InvalidRequest
 from broker.places import JOURNAL, runtime_root
-from broker.recovery import Finding
 
 __all__ = ["Recovery", "Stopped", "end_left", "stop_left"]
 
@@ -66,7 +66,7 @@ async def end_left() -> tuple[Finding, ...]:
     """
     root = os.path.join(runtime_root(os.environ, os.geteuid()), JOURNAL)
     try:
-        return tuple(await asyncio.to_thread(recovery.sweep, root))
+        return tuple(await asyncio.to_thread(aftermath.sweep, root))
     except InvalidRequest:
         return ()
 
@@ -91,6 +91,8 @@ async def _stop_left(connection: Connection, files: ServiceFiles) -> Stopped | N
         if note is None:
             return Stopped("unknown", "", "", "the record is torn", files.path)
         return await _stop_known(connection, files, note)
+    except OSError as refused:
+        return Stopped("kept", "", "", str(refused), files.path)
     finally:
         files.leave()
 
@@ -104,7 +106,7 @@ async def _stop_known(
     if not note.here():
         return told("unknown", "its pids are of another namespace")
     marks = [mark.encode() for mark in note.marks]
-    if not await asyncio.to_thread(recovery.end_marked, marks):
+    if not await asyncio.to_thread(aftermath.end_marked, marks):
         return told("kept", "what it had started cannot be ended")
     outcome = None
     if not note.stopped:

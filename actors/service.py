@@ -15,6 +15,7 @@ and of an earlier stop command, runs the stop command, notes its end, and remove
 import asyncio
 import os
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -22,12 +23,13 @@ from actors import checks
 from actors.checks import Native
 from actors.child import Child, Data
 from actors.connection import Connection
-from actors.events import Completed
+from actors.events import Chunk, Completed, Exited
 from actors.oneshot import run
-from actors.service_command import LOST, add, command, failed, merged, stop
+from actors.service_command import KEPT, LOST, add, command, failed, merged, stop
 from actors.service_files import OUTPUT, TEMPORARY, Note, ServiceFiles
 from actors.service_life import Happening, ServiceLife, State
 from actors.service_spec import ServiceSpec
+from actors.settings import OutputPolicy
 from broker import errors, journal
 
 if TYPE_CHECKING:
@@ -160,6 +162,7 @@ class Running:
         self._why = "cancelled"
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._record: Record | None = None
+        self._tail = _Tail()
         self._task = asyncio.ensure_future(self._live())
         self._task.add_done_callback(self._settle)
 
@@ -313,7 +316,7 @@ class Running:
             raise errors.SpawnFailed(
                 refused.errno or 0, "journal", files.path
             ) from refused
-        spec = command(self.spec.start, note)
+        spec = command(self.spec.start, note, OutputPolicy.block(KEPT))
         self._record = await self._connection.start(spec, None, mark=note.marks[0])
 
     def _child(self) -> Child | None:
@@ -334,12 +337,10 @@ class Running:
         except TimeoutError:
             time = self._connection.settings.service_start
             what = self._words(f"was not ready within {time:g} s")
-            return await failed("timed-out", what, child)
-        except errors.OutputEnded:
+            return failed("timed-out", what, None, self._tail.output())
+        except errors.OutputEnded as ended:
             what = self._words("ended before it was ready")
-            return await failed("exited", what, child)
-        except errors.WorkerLost as lost:
-            return errors.ServiceFailed("exited", self._words(f"was lost: {lost}"))
+            return failed("exited", what, ended.status, self._tail.output())
         finally:
             await _taken_back(waiting, unused)
         self._life.on(Happening.LINE)
@@ -349,20 +350,28 @@ class Running:
     async def _first_line(self, child: Child) -> None:
         """Return once it came, and the leader lives.
 
+        Its reader is lossless, so that no flood behind the line can push it out of the
+        log. Once the reader is gone, whatever comes is drained.
+
         Raises:
             TimeoutError: it did not come in time.
             OutputEnded: the leader ended.
-            WorkerLost, BrokerLost, SessionNotFound: see `Child.expect`.
+            BrokerLost, SessionNotFound: see `Child.events`.
         """
-        async with asyncio.timeout(self._connection.settings.service_start):
-            try:
-                await child.expect(b"\n", timeout=None)
-                if (await child.snapshot()).state == "running":
-                    return
-            except errors.OutputEnded:
-                pass  # it can have closed its stdout, and live
-            await child.wait()
-        raise errors.OutputEnded
+        stream = child.events()
+        try:
+            async with asyncio.timeout(self._connection.settings.service_start):
+                async for event in stream:
+                    if isinstance(event, Exited):
+                        raise errors.OutputEnded(event.status)
+                    if isinstance(event, Chunk):
+                        self._tail.add(event)
+                        line = event.stream == "stdout" and b"\n" in event.data
+                        if line and (await child.snapshot()).state == "running":
+                            return
+        finally:
+            await stream.aclose()
+        raise errors.SessionNotFound
 
     async def _serve(self, child: Child) -> None:
         """Watch the leader until nobody uses the service and no call runs."""
@@ -404,6 +413,29 @@ class Running:
         await asyncio.to_thread(files.remove)
         if found:
             raise merged(found)
+
+
+class _Tail:
+    """The last of what a start command said before it was ready."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[Chunk] = deque()
+        self._size = 0
+
+    def add(self, piece: Chunk) -> None:
+        self._pieces.append(piece)
+        self._size += len(piece.data)
+        while self._size - len(self._pieces[0].data) >= KEPT:
+            self._size -= len(self._pieces.popleft().data)
+
+    def output(self) -> tuple[bytes, bytes]:
+        """Return the last of stdout and of stderr, `KEPT` bytes in sum at most."""
+        kept = {"stdout": b"", "stderr": b""}
+        over = max(0, self._size - KEPT)
+        for piece in self._pieces:
+            kept[piece.stream] += piece.data[over:]
+            over = 0
+        return kept["stdout"], kept["stderr"]
 
 
 class _Call:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from actors.child import Child
 from actors.connection import Connection
+from actors.events import ExitStatus
 from actors.service_files import Note, ServiceFiles
 from actors.settings import OutputPolicy
 from actors.spec import Spec
@@ -15,20 +16,20 @@ from broker.outcomes import TimedOut
 
 __all__ = ["KEPT", "LOST", "add", "command", "failed", "merged", "stop"]
 
-KEPT: Final = OutputPolicy.tail(64 * 1024)
-"""What is kept of the output of either."""
+KEPT: Final = 64 * 1024
+"""Bytes that are kept of the output of either, the last ones."""
 LOST: Final = (errors.BrokerLost, errors.SessionNotFound)
 """What calls raise when the engine is lost, or was closed under them."""
 
 
-def command(argv: Iterable[Any], note: Note) -> Spec:
+def command(argv: Iterable[Any], note: Note, retention: OutputPolicy) -> Spec:
     """Return a command of a service, as its record says it is run."""
     return Spec(
         list(argv),
         env=note.environment,
         cwd=note.directory,
         stdin=note.document.encode(),
-        retention=KEPT,
+        retention=retention,
         leftover="kill",
     )
 
@@ -53,7 +54,7 @@ async def _stop(connection: Connection, note: Note) -> errors.EngineError | None
     words = f"the stop command of the service {note.name!r} of {note.owner!r}"
     try:
         record = await connection.start(
-            command(note.stop, note), None, mark=note.marks[-1]
+            command(note.stop, note, OutputPolicy.tail(KEPT)), None, mark=note.marks[-1]
         )
     except LOST:
         raise
@@ -74,22 +75,25 @@ async def _wait(child: Child, words: str, time: float) -> errors.ServiceFailed |
     try:
         status = await child.wait(time)
     except TimedOut:
-        return await failed("timed-out", f"{words} took longer than {time:g} s", child)
-    return None if status.ok else await failed("exited", f"{words} failed", child)
-
-
-async def failed(reason: str, what: str, child: Child) -> errors.ServiceFailed:
-    """Return the failure of a command, with its status and the last of its output."""
+        reason, what = "timed-out", f"{words} took longer than {time:g} s"
+    else:
+        if status.ok:
+            return None
+        reason, what = "exited", f"{words} failed"
     seen = await child.poll(wait=0)
-    how = _how(seen.status)
-    last = errors.last_output(seen.stdout, seen.stderr)
-    message = f"{what}{how}; {last}"
-    return errors.ServiceFailed(reason, message, seen.status, seen.stdout, seen.stderr)
+    return failed(reason, what, seen.status, (seen.stdout, seen.stderr))
 
 
-def _how(status: Any) -> str:
-    if status is None:
-        return ""
+def failed(
+    reason: str, what: str, status: ExitStatus | None, output: tuple[bytes, bytes]
+) -> errors.ServiceFailed:
+    """Return the failure of a command, with its status and the last of its output."""
+    how = "" if status is None else _how(status)
+    message = f"{what}{how}; {errors.last_output(*output)}"
+    return errors.ServiceFailed(reason, message, status, *output)
+
+
+def _how(status: ExitStatus) -> str:
     if status.signal is not None:
         return f": it died of signal {status.signal}"
     if status.code is None:

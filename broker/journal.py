@@ -24,7 +24,7 @@ none of it is synced: a reboot ends the children as well. A session costs three 
 and one look at its leader.
 
 Whoever cannot write a record starts no child. Only what a worker needs is here, it is
-imported by each of them; `recovery` reads the records of the dead.
+imported by each of them; `aftermath` reads the records of the dead.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Recovery: ends what engines left that died with all their processes.
+"""The aftermath: ends what engines left that died with all their processes.
 
 For each directory of the journal whose lock is free its engine is dead. `sweep` reads
 the records in it, ends what belongs to them (see `kinship`) and removes each record
