@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from broker import auth, cgroup, pool, tree
+from broker import aftermath, auth, cgroup, pool, tree
 from broker.journal import Journal
 from broker.opening import Opening, Options, Pool, say
 from broker.pipe import Leg, LegClosed
@@ -59,6 +59,8 @@ class Supervisor:
         self.directory.lock()
         if options.endpoint is None:
             auth.RunDirectory.sweep_stale(os.path.dirname(self.directory.location))
+        else:  # the client that embeds an engine has done it
+            aftermath.sweep(os.path.dirname(os.fsencode(self.records)))
         self.directory.operator_key()
         name = os.path.basename(auth.endpoint_path(options.endpoint))
         self.name = name or auth.BROKER_SOCKET
