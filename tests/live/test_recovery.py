@@ -27,8 +27,9 @@ ENGINE = """
 async def main():
     settings = actors.Settings(containment=sys.argv[1])
     async with actors.Engine(settings=settings) as engine:
-        for argv in eval(heard()):
-            say("pid", (await engine.spawn(argv)).pid)
+        kept = [await engine.spawn(argv) for argv in eval(heard())]
+        for child in kept:
+            say("pid", child.pid)
         await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -41,6 +42,7 @@ PAUSES = f"import signal; signal.alarm({FOREVER}); signal.pause()"
 ESCAPES = """
 import os, sys
 if os.fork():
+    os.wait()
     signal.pause()
 os.setsid()
 if os.fork():
@@ -236,7 +238,8 @@ async def test_s51_a_shared_broker_that_was_killed_is_recovered_by_the_next(
 SHARED = """
 async def main():
     async with actors.Engine({endpoint!r}) as engine:
-        say("pid", (await engine.spawn(eval(heard()))).pid)
+        child = await engine.spawn(eval(heard()))
+        say("pid", child.pid)
         await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -273,11 +276,12 @@ async def test_s51_without_a_cgroup_it_is_not_found_as_doctor_says(
 async def test_s51_living_engines_are_left_alone(runtime_dir: Path) -> None:
     word = tag()
     async with actors.Engine() as engine:
-        await engine.spawn(daemons(word))
+        child = await engine.spawn(daemons(word))
         marked(word, 4)
         assert await recovered() == actors.Recovery()
         assert len(tagged(word)) == 4
         assert len(records(runtime_dir)) == 1
+        await child.aclose()
 
 
 def force(pid: int, command: list[str]) -> "subprocess.Popen[bytes]":
