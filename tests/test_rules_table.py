@@ -14,7 +14,7 @@ from tests import mutations, without
 TESTS = Path(__file__).resolve().parent
 TABLE = (TESTS.parent / "docs" / "rules.md").read_text()
 RULES = {f"S{n}" for n in range(1, 58)}
-ABSENT = {f"S{n}" for n in range(46, 52)}
+ABSENT = {"S46"}
 """Rules that this version does not have yet."""
 
 
