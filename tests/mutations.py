@@ -286,14 +286,6 @@ MUTATIONS = (
         "test_recovery.py::"
         "test_s51_a_stop_command_whose_end_is_on_record_is_not_run_again",
     ),
-    Mutation(
-        "a stop command that a crash broke off goes on beside the next",
-        "actors/recovery.py",
-        "marks = [mark.encode() for mark in note.marks]",
-        "marks: list[bytes] = []",
-        "test_recovery.py::"
-        "test_s51_a_stop_command_that_a_crash_broke_off_ends_before_the_next",
-    ),
 )
 
 
