@@ -17,11 +17,12 @@ Step = tuple[str, str, str]
 
 def session() -> list[Step]:
     """Return the steps of a session's life."""
-    whys = {lifecycle.LeaderExited: "its leader ended"}
-    whys |= {lifecycle.StreamDone: "the last of its streams ended, or was abandoned"}
-    return [
-        (a.value, b.value, whys[event]) for (a, event), b in lifecycle.AFTER.items()
-    ]
+    whys = {
+        "LeaderExited": "its leader ended",
+        "StreamDone": "the last of its streams ended, or was abandoned",
+    }
+    table = lifecycle.AFTER.items()
+    return [(a.value, b.value, whys[event.__name__]) for (a, event), b in table]
 
 
 def service() -> list[Step]:
