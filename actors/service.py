@@ -101,6 +101,7 @@ class Service:
             CommandFailed, TimedOut, OutputLimitExceeded, SpawnFailed, InvalidRequest,
             CapacityExceeded, WorkerLost: see `Engine.run`.
         """
+        self._connection.check()
         if self._closed:
             raise errors.SessionNotFound(f"the service {self.name!r} was closed")
         with self._running.call():

@@ -105,6 +105,7 @@ class ServiceFiles:
         directory.lock()
         for own in (OUTPUT, TEMPORARY):
             os.mkdir(own, 0o700, dir_fd=directory.fd)
+            os.chmod(own, 0o700, dir_fd=directory.fd)  # whatever the umask took away
         return cls(directory)
 
     @classmethod
@@ -136,6 +137,7 @@ class ServiceFiles:
         fd = self._directory.fd
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(NEW, flags, 0o600, dir_fd=fd), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)  # whatever the umask took away
             file.write(note.to_text())
         os.rename(NEW, RECORD, src_dir_fd=fd, dst_dir_fd=fd)
 

@@ -182,10 +182,14 @@ class Journal:
             os.unlink(self._path(worker))
 
     def clear(self) -> None:
-        """Remove all records: nothing is left of any worker."""
-        for name in os.listdir(self._directory):
-            if name.startswith("w"):
-                os.unlink(f"{self._directory}/{name}")
+        """Remove all records: nothing is left of any worker.
+
+        If the supervisor is dead, another engine may do the same just now.
+        """
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self._directory):
+                if name.startswith("w"):
+                    os.unlink(f"{self._directory}/{name}")
 
     def _path(self, worker: int) -> str:
         return f"{self._directory}/w{worker}"

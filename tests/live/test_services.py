@@ -267,6 +267,29 @@ async def test_s48_a_flood_after_readiness_is_drained(
         await service.aclose()
 
 
+async def test_s48_the_umask_takes_nothing_from_a_service(
+    opened: Opened, helper: Helper
+) -> None:
+    before = os.umask(0o277)
+    try:
+        async with opened() as engine:
+            service = await engine.service(helper.spec())
+            os.umask(before)
+            (record,) = directories("record")
+            assert record.stat().st_mode & 0o777 == 0o600
+            for name in ("output", "tmp"):
+                (directory,) = directories(name)
+                assert directory.stat().st_mode & 0o777 == 0o700
+            await service.aclose()
+    finally:
+        os.umask(before)
+
+
+def directories(name: str) -> list[Path]:
+    root = Path(os.environ["XDG_RUNTIME_DIR"]) / "creche" / "services"
+    return list(root.glob(f"run-*/{name}"))
+
+
 # --- calls ---------------------------------------------------------------------------
 
 

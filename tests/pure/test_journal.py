@@ -91,6 +91,7 @@ def test_records_are_removed_one_by_one_and_all_at_once(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["lock", "w1", "w3"]
     records.clear()
     assert os.listdir(tmp_path) == ["lock"]
+    Journal(str(tmp_path / "gone")).clear()
 
 
 @pytest.mark.parametrize(
