@@ -42,8 +42,11 @@ if TYPE_CHECKING:
         Usage as Usage,
     )
     from actors.many import Results as Results
+    from actors.recovery import Recovery as Recovery, Stopped as Stopped
     from actors.scope import Scope as Scope
     from actors.screen import Screen as Screen
+    from actors.service import Service as Service
+    from actors.service_spec import ServiceSpec as ServiceSpec
     from actors.settings import (
         Limits as Limits,
         OutputPolicy as OutputPolicy,
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
         Abridged as Abridged,
         abridge as abridge,
     )
+    from broker.aftermath import Finding as Finding
     from broker.errors import (
         BrokerLost as BrokerLost,
         CapacityExceeded as CapacityExceeded,
@@ -100,8 +104,11 @@ _HOMES = {
     ),
     "actors.facts": "ExitStatus Stats Survivor Usage",
     "actors.many": "Results",
+    "actors.recovery": "Recovery Stopped",
     "actors.scope": "Scope",
     "actors.screen": "Screen",
+    "actors.service": "Service",
+    "actors.service_spec": "ServiceSpec",
     "actors.settings": "Limits OutputPolicy Settings TtySize Watch",
     "actors.shell": "Shell",
     "actors.spec": "AGENT_ENV Spec",
@@ -115,6 +122,7 @@ _HOMES = {
         "SpawnFailed StdinUnavailable WorkerLost WrongProcess"
     ),
     "broker.outcomes": "CommandFailed TimedOut",
+    "broker.aftermath": "Finding",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -136,6 +144,7 @@ __all__ = [
     "EventStream",
     "ExitStatus",
     "Exited",
+    "Finding",
     "Gap",
     "Info",
     "InvalidRequest",
@@ -153,11 +162,14 @@ __all__ = [
     "PollResult",
     "ProtocolError",
     "Reader",
+    "Recovery",
     "Results",
     "RuntimeContext",
     "Scope",
     "Screen",
+    "Service",
     "ServiceFailed",
+    "ServiceSpec",
     "SessionNotFound",
     "SessionOwned",
     "Settings",
@@ -168,6 +180,7 @@ __all__ = [
     "Spec",
     "Stats",
     "StdinUnavailable",
+    "Stopped",
     "StreamAbandoned",
     "StreamEof",
     "StreamError",

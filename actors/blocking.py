@@ -22,18 +22,19 @@ Here are the engine and its scopes; what they give is in `actors.blocking_child`
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import actors.child
 import actors.engine
 import actors.many
 import actors.scope
+import actors.service
 import actors.shell
 from actors import checks
-from actors.blocking_child import Child, Shell
+from actors.blocking_child import Child, Service, Shell
 from actors.blocking_streams import (
     EventStream,
     Feed,
@@ -43,6 +44,8 @@ from actors.blocking_streams import (
 )
 from actors.events import Completed, Info, KillReceipt, Snapshot
 from actors.portal import Portal, check_context, fired
+from actors.recovery import Recovery
+from actors.service_spec import ServiceSpec
 from actors.settings import Settings
 from broker import errors
 
@@ -54,9 +57,12 @@ __all__ = [
     "Reader",
     "Results",
     "Scope",
+    "Service",
     "Shell",
     "run",
 ]
+
+T = TypeVar("T")
 
 Cancel = threading.Event | concurrent.futures.Future[Any]
 
@@ -227,6 +233,54 @@ class Engine:
                 raise
 
         return portal.plain(make, Scope.aclose)
+
+    @property
+    def recovered(self) -> Recovery:
+        """What was found of dead engines and clients, and done, as this one started."""
+        return self._engine.recovered
+
+    def service(self, spec: ServiceSpec, *, cancel: Cancel | None = None) -> Service:
+        """Return a service that is ready; see `actors.Engine.service`.
+
+        Args:
+            spec: what it is, and how it is started and stopped.
+            cancel: a `threading.Event`, or a future of `concurrent.futures`, that gives
+                the start up when it fires.
+
+        Raises:
+            InvalidRequest, ServiceFailed, SpawnFailed, CapacityExceeded: see there.
+        """
+        portal = self._portal
+
+        async def start(watch: "asyncio.Task[None] | None") -> actors.service.Service:
+            return await self._engine.service(spec, cancel=watch)
+
+        def undo(service: actors.service.Service) -> None:
+            portal.call(service.aclose)
+
+        return Service(portal, portal.call(lambda: _watched(cancel, start), undo))
+
+    def services(
+        self, specs: Iterable[ServiceSpec], *, cancel: Cancel | None = None
+    ) -> list[Service]:
+        """Return several services, in this order; see `actors.Engine.services`.
+
+        Raises:
+            InvalidRequest, ServiceFailed, SpawnFailed, CapacityExceeded: see there.
+        """
+        portal = self._portal
+
+        async def start(
+            watch: "asyncio.Task[None] | None",
+        ) -> list[actors.service.Service]:
+            return await self._engine.services(specs, cancel=watch)
+
+        def undo(services: list[actors.service.Service]) -> None:
+            for service in reversed(services):
+                portal.call(service.aclose)
+
+        found = portal.call(lambda: _watched(cancel, start), undo)
+        return [Service(portal, service) for service in found]
 
     def attach(self, session_id: int, *, steal: bool = False) -> Child:
         """Take over a child that has no owner; see `actors.Engine.attach`.
@@ -558,6 +612,21 @@ def _map(
         return Results(portal, results, iter(specs), feed)
 
     return portal.plain(make)
+
+
+async def _watched(
+    cancel: Cancel | None,
+    start: Callable[["asyncio.Task[None] | None"], Coroutine[Any, Any, T]],
+) -> T:
+    """Await what `start` gives, which gets a task that ends when `cancel` fires."""
+    checks.optional(_check_cancel)("cancel", cancel)
+    if cancel is None:
+        return await start(None)
+    watch = asyncio.ensure_future(_fired(cancel))
+    try:
+        return await start(watch)
+    finally:
+        watch.cancel()
 
 
 async def _fired(cancel: Cancel) -> None:

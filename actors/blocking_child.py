@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import actors.child
+import actors.service
 import actors.shell
 from actors import checks
 from actors.blocking_streams import EventStream, Reader
@@ -416,6 +417,71 @@ class Shell:
             EngineError: its tree could not be proven gone.
         """
         self._portal.close(self._shell.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.aclose()
+
+
+class Service:
+    """A running service, as one of its users has it; see `actors.Service`."""
+
+    def __init__(self, portal: Portal, service: actors.service.Service) -> None:
+        self._portal = portal
+        self._service = service
+
+    @property
+    def name(self) -> str:
+        """What it is."""
+        return self._service.name
+
+    @property
+    def owner(self) -> str:
+        """For whom it is."""
+        return self._service.owner
+
+    @property
+    def pid(self) -> int:
+        """The process id of its start command."""
+        return self._service.pid
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """A copy of what its start command got."""
+        return self._service.environment
+
+    def run(
+        self,
+        argv: Any,
+        *,
+        input: Data | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+        limit: int | None = None,
+        **options: Any,
+    ) -> Completed:
+        """Run a command on behalf of the service; see `actors.Service.run`.
+
+        Raises:
+            ServiceFailed, SessionNotFound, CommandFailed, TimedOut,
+            OutputLimitExceeded, SpawnFailed, InvalidRequest, CapacityExceeded,
+            WorkerLost: see there.
+        """
+        return self._portal.call(
+            lambda: self._service.run(
+                argv, input=input, timeout=timeout, check=check, limit=limit, **options
+            )
+        )
+
+    def aclose(self) -> None:
+        """Stop using it; harmless to repeat. See `actors.Service.aclose`.
+
+        Raises:
+            ServiceFailed, EngineError, BrokerLost: see there.
+        """
+        self._portal.close(self._service.aclose)
 
     def __enter__(self) -> Self:
         return self

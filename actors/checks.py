@@ -4,6 +4,7 @@ Each takes the parameter's name and a value, and returns or raises `InvalidReque
 names the parameter. Error texts never repeat a value: it may be a secret.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ from broker.wire import MAX_FDS, MAX_TOKEN
 MOST = 2**53
 # What setrlimit and the wire can carry; -1 is "no limit", as in `resource`.
 RLIMIT_MOST = 2**63 - 1
+
+_MARK = re.compile(rb"[0-9a-f]{32}")
 
 Check = Callable[[str, object], None]
 
@@ -82,6 +85,12 @@ def token(name: str, value: object) -> None:
     assert isinstance(value, str)
     if not 0 < len(value) <= MAX_TOKEN:
         raise InvalidRequest(name, f"must be a text of 1 to {MAX_TOKEN} characters")
+
+
+def mark(name: str, value: object) -> None:
+    """Refuse what is neither empty nor the mark of a tree."""
+    if not isinstance(value, bytes) or not (value == b"" or _MARK.fullmatch(value)):
+        raise InvalidRequest(name, "must be 32 hexadecimal digits")
 
 
 def choice(*choices: str) -> Check:

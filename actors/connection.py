@@ -15,7 +15,7 @@ from actors.launch import Launch
 from actors.record import Record, lost_status
 from actors.scratch import DIRECTORY, Scratches
 from actors.settings import OutputPolicy, Settings
-from actors.spec import Spec
+from actors.spec import Ambient, Spec
 from actors.streams import Capture
 from actors.subscription import LifecycleStream
 from broker import auth, errors
@@ -99,7 +99,7 @@ class Connection:
 
     async def close(self) -> None:
         """End every child, and the private broker; harmless to repeat."""
-        if not self._open or os.getpid() != self._process:
+        if not self._open or not self.ours():
             return
         self._open = False
         try:
@@ -140,13 +140,17 @@ class Connection:
             return_exceptions=True,
         )
 
+    def ours(self) -> bool:
+        """Return whether this is the process that opened it, not a forked copy."""
+        return os.getpid() == self._process
+
     def check(self, *, alive: bool = True) -> None:
         """Refuse a call from a forked copy, another loop, or after the end.
 
         Raises:
             WrongProcess, RuntimeContext, BrokerLost: see there.
         """
-        if os.getpid() != self._process:
+        if not self.ours():
             raise errors.WrongProcess
         if asyncio.get_running_loop() is not self.link.loop:
             raise errors.RuntimeContext("this engine belongs to another event loop")
@@ -191,8 +195,17 @@ class Connection:
 
     # -- sessions ---------------------------------------------------------------
 
+    def ambient(self) -> Ambient:
+        """Return what a child that is spawned now inherits from this process."""
+        return self._surroundings.read()
+
     async def start(
-        self, spec: Spec, scope: str | None, capture: Capture | None = None
+        self,
+        spec: Spec,
+        scope: str | None,
+        capture: Capture | None = None,
+        *,
+        mark: str | None = None,
     ) -> Record:
         """Start a child for an owner that the caller sees to.
 
@@ -200,6 +213,7 @@ class Connection:
             spec: what to start.
             scope: the name of the owning scope, if that is the owner.
             capture: attached before the program runs.
+            mark: what its tree carries; made up unless given.
 
         Raises:
             InvalidRequest, SpawnFailed, CapacityExceeded: see `Engine.spawn`.
@@ -209,7 +223,7 @@ class Connection:
             self._surroundings.read(),
             self.settings,
             scope or "",
-            secrets.token_hex(16),
+            mark or secrets.token_hex(16),
             paused=scope in self.paused,
         )
         lock = self.scratches.lock(scope or "")

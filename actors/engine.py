@@ -11,7 +11,10 @@ from actors.connection import Connection, Room
 from actors.events import Completed, Info, KillReceipt, Snapshot
 from actors.many import Results
 from actors.oneshot import run
+from actors.recovery import Recovery, end_left, stop_left
 from actors.scope import Scope
+from actors.service import Service, Services
+from actors.service_spec import ServiceSpec
 from actors.settings import Settings
 from actors.spec import Spec
 from actors.subscription import LifecycleStream
@@ -59,11 +62,18 @@ class Engine:
         self._operator = _operator(operator, endpoint)
         self._opened: Connection | None = None
         self._scopes: dict[str, Scope] = {}
+        self._services: Services | None = None
+        self._recovered = Recovery()
 
     @property
     def settings(self) -> Settings:
         """The defaults of this engine."""
         return self._settings
+
+    @property
+    def recovered(self) -> Recovery:
+        """What was found of dead engines and clients, and done, as this one started."""
+        return self._recovered
 
     async def __aenter__(self) -> Self:
         if self._opened is not None:
@@ -71,16 +81,34 @@ class Engine:
         connection = Connection(
             self._endpoint, self._key, self._settings, operator=self._operator
         )
+        trees = await end_left()
         await connection.open()
         self._opened = connection
+        self._services = Services(connection)
+        try:
+            self._recovered = Recovery(trees, tuple(await stop_left(connection)))
+        except BaseException:
+            await asyncio.shield(self.aclose())
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End every child, and the private broker; harmless to repeat."""
-        if self._opened is not None:
+        """Stop every service, end every child, and the private broker.
+
+        Harmless to repeat.
+
+        Raises:
+            ExceptionGroup: stop commands failed; everything has ended all the same.
+        """
+        if self._opened is None:
+            return
+        try:
+            if self._services is not None and self._opened.ours():
+                await self._services.close()
+        finally:
             await self._opened.close()
 
     def _connection(self) -> Connection:
@@ -212,15 +240,61 @@ class Engine:
             raise errors.InvalidRequest("name", f"is a text of 1 to {MAX_NAME} bytes")
         if name in self._scopes:
             raise errors.InvalidRequest("name", f"a scope {name!r} is open already")
-        if cancel is not None and not isinstance(
-            cancel, asyncio.Event | asyncio.Future
-        ):
-            raise errors.InvalidRequest("cancel", "is an event, a task or a future")
+        _cancel(cancel)
         checks.optional(checks.size)("capacity", capacity)
         checks.optional(checks.seconds)("queue", queue)
         scope = Scope(connection, name, cancel, Room(capacity, queue), self._scopes.pop)
         self._scopes[name] = scope
         return scope
+
+    async def service(
+        self,
+        spec: ServiceSpec,
+        *,
+        cancel: asyncio.Event | asyncio.Future[Any] | None = None,
+    ) -> Service:
+        """Return a service that is ready; it is started unless it runs already.
+
+        It is stopped when the last of those who got it has closed it, or the engine is
+        closed. Cancelling this gives the start up, unless somebody else waits for it;
+        the stop command runs then, too.
+
+        Args:
+            spec: what it is, and how it is started and stopped.
+            cancel: an event, task or future that gives the start up when it fires.
+
+        Raises:
+            InvalidRequest: an argument is not valid, or another service of this name
+                and owner runs.
+            ServiceFailed: it did not get ready, and was stopped; or it has ended since.
+            SpawnFailed, CapacityExceeded: the start command could not be executed.
+        """
+        return await self._open_services().get(spec, _cancel(cancel))
+
+    async def services(
+        self,
+        specs: Iterable[ServiceSpec],
+        *,
+        cancel: asyncio.Event | asyncio.Future[Any] | None = None,
+    ) -> list[Service]:
+        """Return several services, started one after the other, in this order.
+
+        If one fails, those before it are closed again, the last one first.
+
+        Args:
+            specs: what they are.
+            cancel: see `service`.
+
+        Raises:
+            InvalidRequest, ServiceFailed, SpawnFailed, CapacityExceeded: the first
+                failure, as for `service`; it tells what failed of the clean-up, too.
+        """
+        return await self._open_services().get_all(specs, _cancel(cancel))
+
+    def _open_services(self) -> Services:
+        self._connection()
+        assert self._services is not None  # the engine was entered
+        return self._services
 
     async def attach(self, session_id: int, *, steal: bool = False) -> Child:
         """Take over a child that has no owner; the returned handle owns it then.
@@ -332,6 +406,12 @@ class Engine:
                 for stage, rows in unpack(reply.payload or b"").items()
             },
         )
+
+
+def _cancel(given: object) -> Any:
+    if given is not None and not isinstance(given, asyncio.Event | asyncio.Future):
+        raise errors.InvalidRequest("cancel", "is an event, a task or a future")
+    return given
 
 
 def session_ids(ids: Iterable[int]) -> list[int]:

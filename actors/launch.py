@@ -39,6 +39,7 @@ _OWN: Final[Mapping[str, Check]] = {
     "paused": checks.flag,
     "observe": checks.each(checks.plain_bytes),
     "scratch": checks.optional(checks.plain_bytes),
+    "mark": checks.mark,
 }
 
 _TERMS: Final[Mapping[str, Check]] = {
@@ -105,6 +106,7 @@ class Launch:
         paused: Whether the clock of the scope is stopped as this is sent.
         observe: Absolute directories below which changes are recorded.
         scratch: Lock file to hold while the tree lives, or None.
+        mark: What the tree carries in its environment; empty for nothing.
 
     Raises:
         InvalidRequest: A field is not valid; named after the field.
@@ -142,6 +144,7 @@ class Launch:
     paused: bool
     observe: tuple[bytes, ...]
     scratch: bytes | None = None
+    mark: bytes = b""
 
     @property
     def variables(self) -> list[bytes]:

@@ -26,7 +26,7 @@ After the leader's end its group may be empty and its number used again, so noth
 sent to the group any more: what is left of the tree is swept.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, assert_never
@@ -134,6 +134,13 @@ Event = (
     | Reaped
     | Tick
 )
+
+
+AFTER: Final[Mapping[tuple[State, type[Event]], State]] = {
+    (State.RUNNING, LeaderExited): State.EXITED,
+    (State.EXITED, StreamDone): State.CLOSED,
+}
+"""Where the child stands after what has happened: the last of its streams, of those."""
 
 
 class SignalGroup(NamedTuple):
@@ -265,7 +272,7 @@ class Lifecycle:
     # -- endings ----------------------------------------------------------------
 
     def _leader_exited(self, event: LeaderExited) -> None:
-        self.state = State.EXITED
+        self.state = AFTER[self.state, LeaderExited]
         self._out.append(Report(self._final_cause(event)))
         self._escalate = None
         if event.empty:
@@ -324,7 +331,7 @@ class Lifecycle:
 
     def _close_when_done(self) -> None:
         if self.state is State.EXITED and not self._open:
-            self.state = State.CLOSED
+            self.state = AFTER[self.state, StreamDone]
             self._grace_ends = self._grace_left = None
             self._out.append(Close())
 

@@ -25,6 +25,7 @@ from actors.worker import Worker, end_tree, main
 from broker import tree
 from broker.cgroup import Cgroup
 from broker.errors import EngineError
+from broker.journal import Record
 from broker.pipe import Leg
 from broker.wire import Kind, Message
 
@@ -46,7 +47,8 @@ class Stage:
         control, self.lifeline = os.pipe()
         self.peer = Leg(ours)
         tree.become_subreaper()  # as each worker does; its pool is one already
-        self.worker = Worker(Leg(theirs), control, None, 0.0)
+        record = Record(os.memfd_create("creche-record", os.MFD_CLOEXEC))
+        self.worker = Worker(Leg(theirs), control, None, record, grace=0.0)
         self.worker.settle()
 
     def close(self) -> None:
@@ -75,7 +77,7 @@ class Stage:
                 raise EngineError("the rehearsal failed")
 
 
-def rehearsed() -> Callable[[int, int, Cgroup | None, float], NoReturn]:
+def rehearsed() -> Callable[[int, int, Cgroup | None, Record, float], NoReturn]:
     """Rehearse, and return what a forked copy of this process is to run."""
     rehearse()
     return main
@@ -167,6 +169,7 @@ def launch(argv: tuple[bytes, ...]) -> bytes:
         scope="",
         paused=False,
         observe=(),
+        mark=bytes(16).hex().encode(),
     )
     return order.to_wire()
 

@@ -48,7 +48,7 @@ from broker import tree
 from broker.auth import RunDirectory
 from broker.errors import EngineError, InvalidRequest
 
-__all__ = ["DIRECTORY", "Scratches", "sweep"]
+__all__ = ["DIRECTORY", "Scratches", "clear", "sweep"]
 
 DIRECTORY: Final = b"scratch"
 """Name of the root in a runtime directory."""
@@ -335,9 +335,7 @@ def _locked(lock: int, mode: int) -> bool:
 def _remove(top: int, name: bytes, lock: int) -> None:
     """Remove what a lock file names, and the file; the lock must be ours alone."""
     if _is_ours(top, name, lock):
-        with _opened(name, top) as fd:
-            _clear(fd)
-        os.rmdir(name, dir_fd=top)
+        clear(name, top)
     fcntl.flock(top, fcntl.LOCK_SH)
     os.unlink(name + LOCK, dir_fd=top)
     fcntl.flock(top, fcntl.LOCK_UN)
@@ -352,15 +350,20 @@ def _is_ours(top: int, name: bytes, lock: int) -> bool:
     return stat.S_ISDIR(found.st_mode) and named
 
 
-def _clear(top: int) -> None:
-    """Remove all that is in a directory, however deep, without following any link.
+def clear(name: bytes, above: int) -> None:
+    """Remove a directory in `above` with all in it, without following any link.
 
     What lies deeper than `LEVELS` is moved up first, so that neither the length of a
     path, nor the number of open files, nor the stack is a limit.
+
+    Raises:
+        OSError: it is not there, or something of it cannot be removed.
     """
-    while names := _directories_left(top):
-        for name in names:
-            _remove_directory(name, top, top, LEVELS)
+    with _opened(name, above) as top:
+        while names := _directories_left(top):
+            for own in names:
+                _remove_directory(own, top, top, LEVELS)
+    os.rmdir(name, dir_fd=above)
 
 
 def _remove_directory(name: str, above: int, top: int, levels: int) -> None:

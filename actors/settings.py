@@ -279,6 +279,8 @@ class Settings:
         kill_timeout: Time for proving that a killed tree is gone.
         kill_many_timeout: The same for a kill of many sessions at once.
         start_timeout: Time for the engine's own processes to start.
+        service_start: Time for a service to say that it is ready.
+        service_stop: Time for a service's stop command.
         quiet: Silence that ends a poll in mode `output`.
         poll_wait: How long a poll waits unless told.
         poll_wait_max: Most that a first poll, or one with input, waits.
@@ -312,6 +314,8 @@ class Settings:
     kill_timeout: float = 5.0
     kill_many_timeout: float = 3.0
     start_timeout: float = 30.0
+    service_start: float = 30.0
+    service_stop: float = 30.0
     quiet: float = 0.05
     poll_wait: float = 10.0
     poll_wait_max: float = 30.0
@@ -339,6 +343,8 @@ class Settings:
         "kill_timeout": checks.some_seconds,
         "kill_many_timeout": checks.some_seconds,
         "start_timeout": checks.some_seconds,
+        "service_start": checks.some_seconds,
+        "service_stop": checks.some_seconds,
         "quiet": checks.some_seconds,
         "poll_wait": checks.some_seconds,
         "poll_wait_max": checks.some_seconds,

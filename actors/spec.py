@@ -274,6 +274,7 @@ class Spec:
             observe=tuple(
                 _absolute(_native("observe", path), cwd) for path in self.observe
             ),
+            mark=mark.encode() if self.marker else b"",
         )
 
     def _read_words(self) -> _Words:

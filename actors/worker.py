@@ -32,7 +32,7 @@ from actors.buffer import Cursor
 from actors.express import Express
 from actors.outlet import Ask
 from actors.session import Session, read_launch
-from broker import cgroup, errors, tree
+from broker import cgroup, errors, journal, tree
 from broker.pipe import Leg, LegClosed, message_in, taken_over
 from broker.wire import BULK, Kind, Message
 
@@ -67,15 +67,22 @@ class Worker:
         leg: to the broker.
         control: to the pool.
         home: the cgroup that this process lives in, if it has one of its own.
+        record: what it keeps on file of its session.
         grace: seconds that it goes on without a broker.
     """
 
     def __init__(
-        self, leg: Leg, control: int, home: cgroup.Cgroup | None, grace: float
+        self,
+        leg: Leg,
+        control: int,
+        home: cgroup.Cgroup | None,
+        record: journal.Record,
+        grace: float,
     ) -> None:
         self.leg = leg
         self.control = control
         self.home = home
+        self.record = record
         self.grace = grace
         self.adrift: float | None = None
         """When the grace is over, while there is no broker."""
@@ -308,10 +315,13 @@ class Worker:
                 self.home,
                 memory=ANSWERS if self.grace else 0,
             )
+            self.record.begin(session.number, launch.mark)
             session.start(time.monotonic, fds)
         except errors.EngineError as error:
+            self.record.clear()
             self._refuse(message, error)  # which says that this worker is idle, too
             return
+        self.record.born(session.number, launch.mark, session.process.pid)
         self.session = session
         self.express = Express(session, self.send_now)
         if launch.paused:
@@ -338,6 +348,7 @@ class Worker:
         session = self.session
         if session is not None and session.over:
             session.finish()
+            self.record.clear()
             self.session = self.express = None
             body = {"stamps": session.stamps}
             idle = Message(Kind.IDLE, 0, 0, session.number, session.epoch, 0.0, body)
@@ -360,13 +371,14 @@ class Worker:
         signal.set_wakeup_fd(-1)
         if self.session is not None:
             self.session.finish()
+        self.record.close()
         self.leg.close()
         for fd in (self.control, self.wake, self.wake_write):
             os.close(fd)
 
     def _end(self) -> NoReturn:
-        if self.session is not None:
-            end_tree(END_TIMEOUT)
+        if self.session is not None and end_tree(END_TIMEOUT):
+            self.record.clear()
         os._exit(0)
 
 
@@ -399,14 +411,21 @@ def end_tree(timeout: float) -> bool:
     return True
 
 
-def main(leg: int, control: int, home: cgroup.Cgroup | None, grace: float) -> NoReturn:
+def main(
+    leg: int,
+    control: int,
+    home: cgroup.Cgroup | None,
+    record: journal.Record,
+    grace: float,
+) -> NoReturn:
     """Be a worker; called by the pool right after its fork.
 
     Args:
         leg: to the broker.
         control: to the pool.
         home: the cgroup that this process lives in, if it has one of its own.
+        record: what it keeps on file of its session.
         grace: seconds that it goes on without a broker.
     """
     tree.become_subreaper()
-    Worker(Leg(_socket.socket(fileno=leg)), control, home, grace).run()
+    Worker(Leg(_socket.socket(fileno=leg)), control, home, record, grace).run()

@@ -15,12 +15,14 @@ import select
 import socket
 import stat
 import struct
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import Final, NamedTuple, Self
 
 from broker.errors import AlreadyRunning, InvalidRequest
+from broker.places import RUN_PREFIX, runtime_root
 
 __all__ = [
     "BROKER_SOCKET",
@@ -35,8 +37,6 @@ __all__ = [
 
 BROKER_SOCKET: Final = b"broker.sock"
 LIFELINE_SOCKET: Final = b"lifeline.sock"
-RUN_PREFIX: Final = b"run-"
-"""Names of embedded engines' own directories below the root begin so."""
 
 _LOCK: Final = b"lock"
 _KEY: Final = b"operator.key"
@@ -58,17 +58,8 @@ _HAVE_PEERPIDFD = True  # tests force the fallback with it
 # Identities of the directories that this process holds locked. A process that opens and
 # closes a lock file loses its own lock on it (fcntl's rule), so it must never look.
 _held: set[tuple[int, int]] = set()
-
-
-def runtime_root(environ: Mapping[str, str], uid: int) -> bytes:
-    """Return the directory below which the engines of `uid` live.
-
-    A relative `XDG_RUNTIME_DIR` counts as none, as its specification demands.
-    """
-    given = os.fsencode(environ.get("XDG_RUNTIME_DIR", ""))
-    if given.startswith(b"/"):
-        return os.path.join(given, b"creche")
-    return b"/run/creche" if uid == 0 else b"/tmp/creche-%d" % uid
+_taking = threading.Lock()
+"""Held while a thread of this process looks whether another one has a directory."""
 
 
 def usual_endpoint(environ: Mapping[str, str], uid: int) -> str:
@@ -186,17 +177,22 @@ class RunDirectory:
             AlreadyRunning: another engine holds it.
             InvalidRequest: the lock file is not one.
         """
-        if _identity(self.fd) in _held:
-            raise self._taken()
         with _gate(self.fd, self._root, fcntl.LOCK_SH):
+            self._lock_file()
+
+    def _lock_file(self) -> None:
+        """Take the lock; within the gate."""
+        with _taking:
+            if _identity(self.fd) in _held:
+                raise self._taken()
             fd = _open_file(self.fd, self.location, _LOCK, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 os.close(fd)
                 raise self._taken() from None
-        self._lock = fd
-        _held.add(_identity(self.fd))
+            self._lock = fd
+            _held.add(_identity(self.fd))
 
     def operator_key(self) -> bytes:
         """Return the key that opens all sessions: 64 hexadecimal digits.
@@ -239,6 +235,41 @@ class RunDirectory:
                 if name.startswith(RUN_PREFIX)
             ]
             return [where for name, where in below if _sweep(top.fd, name, where)]
+
+    @classmethod
+    def abandoned(cls, root: bytes) -> list[Self]:
+        """Lock and return the directories below `root` whose holders are dead.
+
+        Each is to be removed, or closed: then it is for a later call.
+
+        Raises:
+            InvalidRequest: `root` is not this user's alone.
+        """
+        if not os.path.lexists(root):
+            return []
+        with closing(cls.open(root)) as top, _gate(top.fd, b".", fcntl.LOCK_EX):
+            names = sorted(map(os.fsencode, os.listdir(top.fd)))
+            found = [cls._inherit(top, n) for n in names if n.startswith(RUN_PREFIX)]
+        return [directory for directory in found if directory is not None]
+
+    @classmethod
+    def _inherit(cls, top: Self, name: bytes) -> Self | None:
+        """Lock a directory whose holder is dead; None: it lives, or it is not ours."""
+        location = os.path.join(top.location, name)
+        try:
+            directory = cls(
+                _open_private(name, top.fd, location, make=False), location, root=b".."
+            )
+        except InvalidRequest:
+            return None
+        try:
+            if not _newborn(directory.fd):
+                directory._lock_file()
+                return directory
+        except (AlreadyRunning, InvalidRequest):
+            pass  # its holder lives; or it was not made by one
+        directory.close()
+        return None
 
     def listen(self, name: bytes) -> socket.socket:
         """Return a blocking stream socket, mode 0600, that listens at `name`.
@@ -398,8 +429,7 @@ def _is_stale(fd: int, location: bytes) -> bool:
     if _identity(fd) in _held or not names <= _FILES:
         return False
     if _LOCK not in names:
-        age = time.time() - os.fstat(fd).st_mtime  # noqa: TID251 - the clock of files
-        return age > _NEWBORN
+        return not _newborn(fd)
     try:
         file = _open_file(fd, location, _LOCK, os.O_RDWR)
     except InvalidRequest:
@@ -411,6 +441,14 @@ def _is_stale(fd: int, location: bytes) -> bool:
     finally:
         os.close(file)
     return True
+
+
+def _newborn(fd: int) -> bool:
+    """Return whether a directory without a lock may be somebody's who is starting."""
+    if _LOCK in map(os.fsencode, os.listdir(fd)):
+        return False
+    age = time.time() - os.fstat(fd).st_mtime  # noqa: TID251 - the clock of files
+    return age <= _NEWBORN
 
 
 def _answers(path: bytes) -> bool:

@@ -156,6 +156,14 @@ class Cgroup:
         """Move this process back to where the cgroup was made."""
         _write(f"{os.path.dirname(self.path)}/cgroup.procs", b"0")
 
+    def inode(self) -> int:
+        """Return what tells it from a later one of this path, within one boot.
+
+        Raises:
+            OSError: It is gone.
+        """
+        return os.stat(self.path).st_ino
+
     def pids(self) -> list[int]:
         """Every process in it, also in cgroups that its members made below."""
         found: list[int] = []

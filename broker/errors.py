@@ -141,8 +141,8 @@ class SessionOwned(EngineError):
 class SpawnFailed(EngineError, OSError):
     """The system refused to start the program.
 
-    `errno` is the system's number, `step` one of `cwd exec pty limits fork pipe`,
-    `path` the program or directory it was about.
+    `errno` is the system's number, `step` one of `cwd exec pty limits fork pipe
+    journal`, `path` the program or directory it was about.
     """
 
     code = "spawn-failed"
@@ -163,6 +163,7 @@ class SpawnFailed(EngineError, OSError):
             "limits": "cannot set the limits of",
             "fork": "cannot start a process for",
             "pipe": "cannot make pipes for",
+            "journal": "cannot write the record of",
         }.get(self.step, self.step)
         return f"{what} {self.path!r}: {self.strerror}"
 
@@ -320,15 +321,34 @@ class ShellEnded(_WithOutput):
         self.stderr = stderr
 
 
-class ServiceFailed(EngineError):
-    """The service did not start; `reason`: cancelled, dropped, exited, timed-out."""
+class ServiceFailed(_WithOutput):
+    """The service did not start or stop, or has ended.
+
+    `reason` is one of `cancelled dropped exited timed-out`. `status` is how the command
+    it is about ended, None if it has not; `stdout` and `stderr` are the last of its
+    output, 64 KiB in sum.
+    """
 
     code = "service-failed"
-    fields = ("reason", "message")
+    fields = ("reason", "message", "status", "stdout", "stderr")
+    local_fields = ("status", "stdout", "stderr")
 
-    def __init__(self, reason: str, message: str = "") -> None:
+    # An exit status; its class belongs to the floors above.
+    status: Any
+
+    def __init__(
+        self,
+        reason: str,
+        message: str = "",
+        status: object = None,
+        stdout: bytes = b"",
+        stderr: bytes = b"",
+    ) -> None:
         super().__init__(message)
         self.reason = reason
+        self.status = status
+        self.stdout = stdout
+        self.stderr = stderr
 
 
 class WrongProcess(EngineError):

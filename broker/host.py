@@ -115,8 +115,9 @@ _SHORTCOMINGS: tuple[tuple[Callable[[Host], bool], str], ...] = (
     (
         lambda host: host.containment == "subreaper",
         (
-            "No writable cgroup v2, so trees are ended by repeated walks of /proc: "
-            "delegate a cgroup (systemd: Delegate=yes) to end them in one step."
+            "No writable cgroup v2, so trees are ended by repeated walks of /proc, and "
+            "once a whole engine was killed, a daemon that had emptied its environment "
+            "is not found: delegate a cgroup (systemd: Delegate=yes)."
         ),
     ),
     (

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from typing import Final, NamedTuple, Self
 
-from broker import cgroup, lease
+from broker import cgroup, lease, places
 from broker.errors import EngineError, InvalidRequest
 
 WORKER: Final = "actors.rehearsal:rehearsed"
@@ -20,9 +20,10 @@ WORKER: Final = "actors.rehearsal:rehearsed"
 
 BOOT: Final = """\
 import sys
-sys.path.extend(sys.argv[7:])
+sys.path.extend(sys.argv[8:])
 from broker.pool import main
-main(*map(int, sys.argv[1:4]), *sys.argv[4:6], grace=float(sys.argv[6]))
+names = dict(zip(("target", "home", "directory"), sys.argv[4:7]))
+main(*map(int, sys.argv[1:4]), **names, grace=float(sys.argv[7]))
 """
 
 
@@ -79,12 +80,13 @@ class Pool(NamedTuple):
     lifeline: _socket.socket
 
     @classmethod
-    def execute(cls, page: int, home: str, grace: float) -> Self:
+    def execute(cls, page: int, home: str, journal: str, grace: float) -> Self:
         """Execute a pool clean.
 
         Args:
             page: the lease page.
             home: path of the cgroup above those of the workers; empty for none.
+            journal: path of the directory for their records.
             grace: seconds that its workers wait for another broker.
 
         Raises:
@@ -97,7 +99,7 @@ class Pool(NamedTuple):
         for fd in inherited:
             os.set_inheritable(fd, True)
         argv = [sys.executable, "-I", "-S", "-c", BOOT]
-        argv += [*map(str, inherited), WORKER, home, str(grace), *roots]
+        argv += [*map(str, inherited), WORKER, home, journal, str(grace), *roots]
         pid = _execute(argv)
         os.set_inheritable(page, False)
         theirs.close()
@@ -111,11 +113,14 @@ class Opening(NamedTuple):
     Attributes:
         home: path of the cgroup above those of the workers; empty for none.
         page: descriptor of the lease page.
+        journal: path of the directory for the workers' records, which the supervisor
+            makes and locks before there is a worker.
         pool: the first one, which comes up.
     """
 
     home: str
     page: int
+    journal: str
     pool: Pool
 
     @classmethod
@@ -128,7 +133,15 @@ class Opening(NamedTuple):
         _settle(options.log)
         home = _make_home(options.containment)
         page = lease.create()
-        return cls(home, page, Pool.execute(page, home, options.grace))
+        journal = _name_journal()
+        pool = Pool.execute(page, home, journal, options.grace)
+        return cls(home, page, journal, pool)
+
+
+def _name_journal() -> str:
+    root = places.runtime_root(os.environ, os.geteuid())
+    name = places.RUN_PREFIX + os.urandom(8).hex().encode()
+    return os.fsdecode(os.path.join(root, places.JOURNAL, name))
 
 
 def _settle(log: str | None) -> None:

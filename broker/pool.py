@@ -31,7 +31,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from broker import cgroup, lease, tree
+from broker import cgroup, journal, lease, tree
 from broker.opening import reset_signals
 from broker.pipe import Leg, LegClosed, hand_over
 from broker.wire import Kind, Message
@@ -51,7 +51,7 @@ LOT: Final = 64
 SWEEP_PAUSE: Final = 1
 """Milliseconds between walks while orphans are left (exits also trigger one)."""
 
-Main = Callable[[int, int, cgroup.Cgroup | None, float], NoReturn]
+Main = Callable[[int, int, cgroup.Cgroup | None, journal.Record, float], NoReturn]
 
 
 class Pool:
@@ -65,6 +65,7 @@ class Pool:
         main: Main,
         home: str,
         *,
+        records: journal.Journal,
         grace: float,
     ) -> None:
         self.leg = leg
@@ -72,6 +73,7 @@ class Pool:
         self.stamp = stamp
         self.main = main
         self.home = home
+        self.records = records
         self.grace = grace
         self.workers: dict[int, tuple[int, _socket.socket]] = {}
         self.lost: dict[int, float] = {}
@@ -201,7 +203,9 @@ class Pool:
             close_all_but(leg, control)
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (self.soft_limit, hard))
-            self.main(leg, control, self._enter_cgroup(worker), self.grace)
+            home = self._enter_cgroup(worker)
+            record = self.records.open(worker, home)
+            self.main(leg, control, home, record, self.grace)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -266,6 +270,7 @@ class Pool:
         if self.sweep.step():
             for worker in self.lost:
                 self._leave_cgroup(worker)
+                self.records.remove(worker)
                 self._report(worker, 0, proven=True)
             self.lost.clear()
             self.sweep = None
@@ -288,8 +293,10 @@ class Pool:
             self._wait_child()
         everything = tree.Sweep()
         ends = time.monotonic() + PROOF_TIMEOUT
-        while not everything.step() and time.monotonic() < ends:
+        while not (gone := everything.step()) and time.monotonic() < ends:
             self._wait_child(SWEEP_PAUSE)
+        if gone:
+            self.records.clear()
 
     def _wait_child(self, milliseconds: int = 50) -> None:
         poller = select.poll()
@@ -352,7 +359,14 @@ def fill_holes() -> list[bytes]:
 
 
 def main(
-    leg: int, lifeline: int, page: int, target: str, home: str, *, grace: float
+    leg: int,
+    lifeline: int,
+    page: int,
+    *,
+    target: str,
+    home: str,
+    directory: str,
+    grace: float,
 ) -> NoReturn:
     """Be the pool on these inherited descriptors.
 
@@ -362,6 +376,7 @@ def main(
         page: the lease page.
         target: `module:function`; called once, it returns what a worker runs.
         home: path of the cgroup above those of the workers; empty for none.
+        directory: path of that of the workers' records.
         grace: seconds that a worker waits for another broker when one is lost.
     """
     for fd in (leg, lifeline, page):
@@ -372,9 +387,11 @@ def main(
     module, name = target.split(":")
     function: Main = getattr(importlib.import_module(module), name)()
     stamp = lease.Page(page)
+    records = journal.Journal(directory)
     gc.collect()
     _fillers = fill_holes()
     gc.freeze()  # a collection in a worker would otherwise touch, so copy, every page
     broker, supervisor = (Leg(_socket.socket(fileno=fd)) for fd in (leg, lifeline))
-    Pool(broker, supervisor, stamp, function, home, grace=grace).run()
+    ours = Pool(broker, supervisor, stamp, function, home, records=records, grace=grace)
+    ours.run()
     os._exit(0)

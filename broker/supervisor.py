@@ -29,8 +29,9 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from broker import auth, cgroup, pool, tree
+from broker import aftermath, auth, cgroup, pool, tree
 from broker.errors import EngineError
+from broker.journal import Journal
 from broker.opening import Opening, Options, Pool, say
 from broker.pipe import Leg, LegClosed
 from broker.wire import Kind, Message
@@ -64,16 +65,19 @@ class Supervisor:
 
     def __init__(self, options: Options, opening: Opening) -> None:
         self.options = options
-        self.home, self.page, self.pool = opening
+        self.home, self.page, self.records, self.pool = opening
         self.directory = open_directory(options.endpoint)
         self.directory.lock()
         if options.endpoint is None:
             auth.RunDirectory.sweep_stale(os.path.dirname(self.directory.location))
+        else:  # the client that embeds an engine has done it
+            aftermath.sweep(os.path.dirname(os.fsencode(self.records)))
         self.directory.operator_key()
         name = os.path.basename(auth.endpoint_path(options.endpoint))
         self.name = name or auth.BROKER_SOCKET
         self.listener = self.directory.listen(self.name)
         self.lifeline = self.directory.listen(auth.LIFELINE_SOCKET)
+        self.journal = open_journal(os.fsencode(self.records))
         self.wake = pool.wake_on_child()
         self.ending = False
         self.announced = False
@@ -255,7 +259,10 @@ class Supervisor:
             return
         self.pool.lifeline.close()
         proven = self._sweep(lambda: (self.broker_pid,))
-        self.pool = Pool.execute(self.page, self.home, self.options.grace)
+        if proven:
+            Journal(self.records).clear()
+        page, home, grace = self.page, self.home, self.options.grace
+        self.pool = Pool.execute(page, home, self.records, grace)
         self.pool_pid = self.pool.pid
         if self.broker_pid:  # else the next one asks the new pool
             self.control.send(Message(Kind.POOL_GONE, body={"proven": proven}))
@@ -288,7 +295,9 @@ class Supervisor:
         if self.pool_pid:
             self.pool.lifeline.close()
             self._await("pool_pid", POOL_TIMEOUT)
-        self._sweep(tuple)
+        if self._sweep(tuple):
+            Journal(self.records).clear()
+            self.journal.remove()
         if self.home:
             with suppress(OSError):  # a survivor is in it
                 cgroup.Cgroup(self.home).remove()
@@ -325,6 +334,15 @@ def open_directory(endpoint: str | None) -> auth.RunDirectory:
     root = auth.runtime_root(os.environ, os.geteuid())
     name = auth.RUN_PREFIX + os.urandom(8).hex().encode()
     return auth.RunDirectory.create(root, name)
+
+
+def open_journal(location: bytes) -> auth.RunDirectory:
+    """Make and lock the directory for the records of this engine's workers."""
+    above, name = os.path.split(location)
+    auth.RunDirectory.create(os.path.dirname(above)).close()
+    directory = auth.RunDirectory.create(above, name)
+    directory.lock()
+    return directory
 
 
 def pidfd_of_parent(client: int) -> int:

@@ -31,7 +31,9 @@ __all__ = [
     "can_adopt",
     "children",
     "descendants",
+    "environment",
     "identify",
+    "processes",
     "send_group",
     "signal_child",
     "signal_process",
@@ -178,6 +180,24 @@ def identify(pid: int) -> Identity | None:
     """The identity of the process that has this pid now; None if there is none."""
     found = stat(pid)
     return found.identity if found else None
+
+
+def environment(pid: int) -> bytes:
+    """What a process was started with, `NAME=VALUE` with a NUL after each.
+
+    Empty if it is gone, may not be read, or has overwritten it.
+    """
+    return _read(f"/proc/{pid}/environ") or b""
+
+
+def processes() -> list[ProcStat]:
+    """All processes that /proc shows, whoever they belong to.
+
+    Raises:
+        OSError: /proc could not be read, for example for want of a descriptor.
+    """
+    found = (stat(int(name)) for name in os.listdir("/proc") if name.isdecimal())
+    return [process for process in found if process]
 
 
 def survivor(pid: int) -> Survivor | None:

@@ -29,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Counts of the soak tests."""
     parser.addoption("--spawns", type=int, default=10_000, help="soak: spawns")
     parser.addoption("--kills", type=int, default=1_000, help="soak: killed clients")
+    parser.addoption("--crashes", type=int, default=20, help="soak: killed engines")
     parser.addoption("--idle-seconds", type=float, default=60.0, help="soak: idling")
     parser.addoption("--examples", type=int, default=20, help="runs of the model")
 

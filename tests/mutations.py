@@ -254,6 +254,87 @@ MUTATIONS = (
         "self._free, concurrency = asyncio.Semaphore(99), 99",
         "test_many.py::test_s57_no_more_than_the_concurrency_run_at_once",
     ),
+    Mutation(
+        "a service starts for each who asks",
+        "actors/service.py",
+        "while (running := self._running.get(spec.key)) is not None and running.over:",
+        "while (running := self._running.pop(spec.key, None)) and running.over:",
+        "test_services.py::test_s47_it_starts_once_for_all_and_stops_with_the_last",
+    ),
+    Mutation(
+        "a dead leader makes a service ready",
+        "actors/service.py",
+        'if line and (await child.snapshot()).state == "running":',
+        "if line:",
+        "test_services.py::"
+        "test_s48_a_line_of_a_leader_that_is_gone_makes_nothing_ready",
+    ),
+    Mutation(
+        "stopping waits for no call",
+        "actors/service.py",
+        "await self._idle.wait()",
+        "pass",
+        "test_services.py::test_s49_stopping_waits_for_calls_and_lets_no_new_one_begin",
+    ),
+    Mutation(
+        "a service that was given up is not stopped",
+        "actors/service.py",
+        "        stopped = await stop(self._connection, files, note)\n",
+        "        stopped = failure or await stop(self._connection, files, note)\n",
+        "test_services.py::test_s48_a_start_that_is_given_up_is_cancelled",
+    ),
+    Mutation(
+        "a record is written after the start",
+        "actors/worker.py",
+        "self.record.begin(session.number, launch.mark)",
+        "pass",
+        "test_recovery.py::test_s51_a_record_is_written_before_the_child_can_run",
+    ),
+    Mutation(
+        "a pid is taken for an identity",
+        "broker/kinship.py",
+        "if identity in (entry.worker, entry.leader):",
+        "if identity.pid in (entry.worker.pid, entry.leader and entry.leader.pid):",
+        "test_recovery.py::"
+        "test_s51_a_later_process_with_the_pid_of_a_child_is_left_alone",
+    ),
+    Mutation(
+        "marks are not looked for",
+        "broker/kinship.py",
+        "return bool(entry.mark) and process.mark == entry.mark",
+        "return False",
+        "test_recovery.py::test_s51_the_next_engine_ends_every_tree",
+    ),
+    Mutation(
+        "cgroups are not looked into",
+        "broker/kinship.py",
+        "known |= processes.keys() & set(inside)",
+        "known |= set()",
+        "test_recovery.py::"
+        "test_s51_what_emptied_its_environment_is_found_by_its_cgroup",
+    ),
+    Mutation(
+        "another boot is this one",
+        "broker/aftermath.py",
+        "(entry is not None and entry.boot != boot)",
+        "(entry is not None and False)",
+        "test_recovery.py::test_s51_a_record_of_another_boot_kills_nobody",
+    ),
+    Mutation(
+        "a program ends the tree that it is in",
+        "broker/aftermath.py",
+        "        if case.kin.mine:\n            continue\n",
+        "",
+        "test_recovery.py::test_s51_a_program_does_not_end_the_tree_that_it_is_in",
+    ),
+    Mutation(
+        "a stop command is run though its end is on record",
+        "actors/recovery.py",
+        "if not note.stopped:",
+        "if True:",
+        "test_recovery.py::"
+        "test_s51_a_stop_command_whose_end_is_on_record_is_not_run_again",
+    ),
 )
 
 

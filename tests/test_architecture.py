@@ -95,7 +95,7 @@ def test_the_worker_that_the_supervisor_names_exists() -> None:
     rehearsal = import_module(module)
     assert callable(getattr(rehearsal, name))
     parameters = inspect.signature(rehearsal.main).parameters
-    assert list(parameters) == ["leg", "control", "home", "grace"]
+    assert list(parameters) == ["leg", "control", "home", "record", "grace"]
     assert callable(pool.main)
 
 

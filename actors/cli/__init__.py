@@ -26,6 +26,7 @@ VERBS: Final = (
     "top",
     "serve",
     "doctor",
+    "recover",
     "completion",
 )
 """In the order of `--help`. Each is a command of this name in a module of this name."""

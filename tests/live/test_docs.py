@@ -4,6 +4,7 @@ import ast
 import asyncio
 import inspect
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import actors
+from tests.helpers import NOT_BLOCKED
 from tests.parts import running
 
 pytestmark = pytest.mark.live
@@ -58,6 +60,8 @@ async def test_an_example_prints_what_it_says(
             *_, endpoint = serving.said("creche")
             monkeypatch.setenv("CRECHE_BROKER", endpoint)
             await printed(program)
+            serving.signal(signal.SIGTERM)  # killed it would leave its journal
+            serving.process.wait(NOT_BLOCKED)
     else:
         await printed(program)
     assert capsys.readouterr().out == promised

@@ -38,9 +38,12 @@ while os.read(0, 2):
 """
 WORKER = """
 import signal, sys
+import os
 from actors import worker
+from broker.journal import Record
 signal.signal(signal.SIGCHLD, lambda *_: None)
-worker.main(int(sys.argv[1]), int(sys.argv[2]), None, 0.0)
+record = Record(os.memfd_create("record"))
+worker.main(int(sys.argv[1]), int(sys.argv[2]), None, record, 0.0)
 """
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import actors
+from broker import tree
 from tests.helpers import DAEMON_TREE, alive, eventually, python, tag, tagged
 
 pytestmark = [pytest.mark.live, pytest.mark.soak, pytest.mark.timeout(3000)]
@@ -283,3 +284,91 @@ async def test_two_hundred_idle_children_cost_next_to_nothing(
 def cpu_time(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# --- engines killed as a whole -------------------------------------------------------
+
+BUSY = """
+import asyncio, sys, actors
+sys.path.insert(0, {root!r})
+from tests.helpers import DAEMON_TREE, python
+
+word, log, guard = {word!r}, {log!r}, {guard!r}
+START = ["/bin/sh", "-c", "echo start >>$0; echo up; exec sleep 150", log, word]
+# Two at a time would meet at the lock, which ends with whoever has it.
+STOP = ["/bin/sh", "-c",
+        "exec 9>$1; flock -n 9 || echo clash >>$0; echo stopping >>$0; sleep 0.02; "
+        "echo stopped >>$0", log, guard, word]
+
+async def main():
+    async with actors.Engine() as engine:
+        print("open", flush=True)
+        spec = actors.ServiceSpec("helper", "soak", START, STOP)
+        async with engine.scope() as scope:
+            async def work():
+                while True:
+                    child = await scope.spawn(python(DAEMON_TREE, word, "2"))
+                    await child.poll(wait=10, mode="output")
+                    await scope.run(["true", word])
+                    await child.aclose()
+            async def serve():
+                while True:
+                    async with await engine.service(spec) as service:
+                        await service.run(["true", word])
+            await asyncio.gather(work(), work(), serve())
+
+asyncio.run(main())
+"""
+
+
+def crash(client: "subprocess.Popen[bytes]") -> None:
+    """SIGKILL a client and all processes of its engine, one right after the other."""
+    (supervisor,) = tree.children(client.pid)
+    parts = [supervisor, *tree.children(supervisor)]
+    workers = [pid for part in parts[1:] for pid in tree.children(part)]
+    for pid in (client.pid, *parts, *workers):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # noqa: TID251 - a test kills what it can
+    client.wait()
+
+
+async def test_engines_killed_as_a_whole_leave_nothing_to_the_next(
+    request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds, chance = request.config.getoption("--crashes"), random.Random(51)
+    root = str(Path(__file__).resolve().parents[2])
+    found = {"killed": 0, "stopped": 0}
+    with subprocess.Popen(["sleep", "3000"], start_new_session=True) as innocent:
+        for number in range(rounds):
+            word, log = tag(), tmp_path / f"log{number}"
+            guard = str(tmp_path / f"guard{number}")
+            names = {"root": root, "word": word, "log": str(log), "guard": guard}
+            client = subprocess.Popen(
+                [sys.executable, "-c", BUSY.format(**names)], stdout=subprocess.PIPE
+            )
+            assert client.stdout is not None
+            assert client.stdout.readline() == b"open\n"
+            await asyncio.sleep(chance.uniform(0.0, 1.5))
+            crash(client)
+            client.stdout.close()
+            async with actors.Engine() as engine:
+                assert tagged(word) == []
+                for tree_left in engine.recovered.trees:
+                    assert tree_left.kind == "killed", tree_left
+                    found["killed"] += 1
+                for service in engine.recovered.services:
+                    assert service.kind == "stopped", service
+                    found["stopped"] += 1
+            said = log.read_text().split() if log.exists() else []
+            assert "clash" not in said
+            if "start" in said:
+                last = len(said) - 1 - said[::-1].index("start")
+                assert "stopped" in said[last:], said
+            async with actors.Engine() as engine:
+                assert engine.recovered == actors.Recovery()
+        assert innocent.poll() is None
+        innocent.kill()
+    with capsys.disabled():
+        print(f"\n{rounds} crashes: {found}", end="")
+    assert found["killed"] > 0
+    assert found["stopped"] > 0

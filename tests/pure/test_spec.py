@@ -727,6 +727,8 @@ def test_an_order_with_a_field_missing_is_refused(name: Any) -> None:
         ("kill_on_drop", 1),
         ("scope", None),
         ("observe", ["x"]),
+        ("mark", "x"),
+        ("mark", b"x"),
     ],
 )
 def test_an_order_is_checked_again_where_it_arrives(name: Any, wrong: Any) -> None:

@@ -1,0 +1,58 @@
+"""`creche recover`: end what dead engines left."""
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from actors.cli import words
+
+if TYPE_CHECKING:
+    from actors.recovery import Recovery
+
+
+@click.command()
+@words.AS_JSON
+def recover(*, as_json: bool) -> None:
+    """End what dead engines left, and say what was done.
+
+    Every engine does that as it starts. Here it is told: which trees of processes were
+    killed, which services of dead programs were stopped, and which records are kept for
+    a later time, because somebody could not be ended, or nobody can say whose it is.
+
+    With `--json`: one document. `trees` has `kind` (killed, kept, unknown), `session`,
+    `pids`, `reason`, `record`; `services` has `kind` (stopped, failed, kept, unknown),
+    `name`, `owner`, `reason`, `record`.
+    """
+    from actors import blocking  # noqa: PLC0415 - see the package's docstring
+
+    with blocking.Engine() as engine:
+        found = engine.recovered
+    if as_json:
+        rows = {
+            "trees": [tree._asdict() for tree in found.trees],
+            "services": [service._asdict() for service in found.services],
+        }
+        words.tell(json.dumps(rows))
+        return
+    words.tell("\n".join(_lines(found)) or "nothing was left")
+
+
+def _lines(found: "Recovery") -> list[str]:
+    trees = [
+        _line(tree.kind, f"session {tree.session}", _pids(tree.pids), tree.reason)
+        for tree in found.trees
+    ]
+    services = [
+        _line(one.kind, f"service {one.name} of {one.owner}", one.reason)
+        for one in found.services
+    ]
+    return trees + services
+
+
+def _pids(pids: tuple[int, ...]) -> str:
+    return "pid " + " ".join(map(str, pids)) if pids else ""
+
+
+def _line(kind: str, what: str, *more: str) -> str:
+    return f"{kind:<9}{what}" + "".join(f": {word}" for word in more if word)

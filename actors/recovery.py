@@ -1,0 +1,121 @@
+"""What an engine's start finds of dead engines and clients, and does about it.
+
+Before an engine begins, the trees of dead engines are ended (`broker.aftermath`); once
+it runs, it runs the stop commands of services whose clients are dead (`service`).
+"""
+
+import asyncio
+import os
+import secrets
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from actors.connection import Connection
+from actors.service_command import LOST, stop
+from actors.service_files import Note, ServiceFiles
+from broker import aftermath
+from broker.aftermath import Finding
+from broker.errors import InvalidRequest
+from broker.places import JOURNAL, runtime_root
+
+__all__ = ["Recovery", "Stopped", "end_left", "stop_left"]
+
+
+class Stopped(NamedTuple):
+    """What became of a service whose client had died.
+
+    Attributes:
+        kind: `stopped`: its stop command has ended well, `failed`: it has ended, or
+            had to be ended, otherwise, `kept`: its record is left for a later engine,
+            `unknown`: the same, as the record is torn or of another namespace of pids.
+        name: of the service; empty if its record is torn.
+        owner: for whom it was.
+        reason: why, for all but `stopped`.
+        record: the path of its directory.
+    """
+
+    kind: str
+    name: str
+    owner: str
+    reason: str
+    record: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What was found as an engine started.
+
+    Attributes:
+        trees: one for each session of a dead engine of which something was left. Its
+            `kind` is `killed`, `kept` (somebody of it could not be ended, or this
+            program belongs to it) or `unknown`; `session`, `pids`, `reason` and
+            `record`, a path, tell more.
+        services: one for each service of a dead client. Its `kind` is `stopped`,
+            `failed` (its stop command did), `kept` or `unknown`; `name`, `owner`,
+            `reason` and `record`, a path, tell more.
+    """
+
+    trees: tuple[Finding, ...] = ()
+    services: tuple[Stopped, ...] = ()
+
+
+async def end_left() -> tuple[Finding, ...]:
+    """End what engines left that are dead; return what became of it.
+
+    A runtime directory that is refused holds nothing of ours.
+    """
+    root = os.path.join(runtime_root(os.environ, os.geteuid()), JOURNAL)
+    try:
+        return tuple(await asyncio.to_thread(aftermath.sweep, root))
+    except InvalidRequest:
+        return ()
+
+
+async def stop_left(connection: Connection) -> list[Stopped]:
+    """Stop the services of dead clients, all at once; return what became of them.
+
+    Each takes no longer than its stop command may.
+    """
+    left = await asyncio.to_thread(ServiceFiles.left)
+    results = await asyncio.gather(*(_stop_left(connection, files) for files in left))
+    return [result for result in results if result is not None]
+
+
+async def _stop_left(connection: Connection, files: ServiceFiles) -> Stopped | None:
+    try:
+        text = await asyncio.to_thread(files.read)
+        note = None if text is None else Note.parse(text)
+        if text is None or (note is not None and not note.now()):
+            await asyncio.to_thread(files.remove)  # nothing has run, or can run now
+            return None
+        if note is None:
+            return Stopped("unknown", "", "", "the record is torn", files.path)
+        return await _stop_known(connection, files, note)
+    except OSError as refused:
+        return Stopped("kept", "", "", str(refused), files.path)
+    finally:
+        files.leave()
+
+
+async def _stop_known(
+    connection: Connection, files: ServiceFiles, note: Note
+) -> Stopped | None:
+    def told(kind: str, reason: str = "") -> Stopped:
+        return Stopped(kind, note.name, note.owner, reason, files.path)
+
+    if not note.here():
+        return told("unknown", "its pids are of another namespace")
+    marks = [mark.encode() for mark in note.marks]
+    if not await asyncio.to_thread(aftermath.end_marked, marks):
+        return told("kept", "what it had started cannot be ended")
+    outcome = None
+    if not note.stopped:
+        note = replace(note, marks=(*note.marks, secrets.token_hex(16)))
+        try:
+            files.write(note)
+            failure = await stop(connection, files, note)
+        except (*LOST, OSError) as lost:
+            return told("kept", str(lost))
+        outcome = told("failed", str(failure)) if failure else told("stopped")
+    await asyncio.to_thread(files.remove)
+    return outcome

@@ -1,0 +1,570 @@
+"""Services: helpers that are started once, used by many, and stopped in any case.
+
+The rules are the table of `service_life`; this module carries them out. Each service is
+one task, which starts the command, waits for its first line, watches it, and ends it;
+users come and go beside it. The task is nobody's but the engine's: whoever waits may be
+cancelled, the stop command runs all the same.
+
+The record (`service_files`) is written before the start command can run. A client that
+is killed cannot run a stop command: the start command's tree ends with it like every
+child, and the record is left, with a free lock. The next engine that starts in this
+runtime directory takes the lock, makes sure that nothing is left of the start command
+and of an earlier stop command, runs the stop command, notes its end, and removes all.
+"""
+
+import asyncio
+import os
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from actors import checks
+from actors.checks import Native
+from actors.child import Child, Data
+from actors.connection import Connection
+from actors.events import Chunk, Completed, Exited
+from actors.oneshot import run
+from actors.service_command import KEPT, LOST, add, command, failed, merged, stop
+from actors.service_files import OUTPUT, TEMPORARY, Note, ServiceFiles
+from actors.service_life import Happening, ServiceLife, State
+from actors.service_spec import ServiceSpec
+from actors.settings import OutputPolicy
+from broker import errors, journal
+
+if TYPE_CHECKING:
+    from actors.record import Record
+
+__all__ = ["Service", "Services"]
+
+MARK: Final = "CRECHE_MARK"
+
+
+class Service:
+    """A running service, as one of its users has it.
+
+    Made by `Engine.service`. It is stopped once every user has closed it, at the latest
+    with the engine. An async context manager: leaving it closes it.
+    """
+
+    def __init__(self, running: "Running", connection: Connection) -> None:
+        self._running = running
+        self._connection = connection
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """What it is."""
+        return self._running.spec.name
+
+    @property
+    def owner(self) -> str:
+        """For whom it is."""
+        return self._running.spec.owner
+
+    @property
+    def pid(self) -> int:
+        """The process id of its start command."""
+        return self._running.pid
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """A copy of what its start command got."""
+        return dict(self._running.environment)
+
+    async def run(
+        self,
+        argv: Any,
+        *,
+        input: Data | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+        limit: int | None = None,
+        **options: Any,
+    ) -> Completed:
+        """Run a command on behalf of the service, with its environment.
+
+        Stopping the service waits for it.
+
+        Args:
+            argv: the command.
+            input: bytes (or text) for its stdin, which is closed after them.
+            timeout: seconds; then the tree is terminated.
+            check: raise for a failure status.
+            limit: bytes of output to keep.
+            options: see `Spec`; `extra_env` is laid over the service's environment.
+
+        Raises:
+            ServiceFailed: the service has ended (`exited`), or is being stopped
+                (`dropped`).
+            SessionNotFound: this user has closed it.
+            CommandFailed, TimedOut, OutputLimitExceeded, SpawnFailed, InvalidRequest,
+            CapacityExceeded, WorkerLost: see `Engine.run`.
+        """
+        self._connection.check()
+        if self._closed:
+            raise errors.SessionNotFound(f"the service {self.name!r} was closed")
+        with self._running.call():
+            return await run(
+                self._connection,
+                None,
+                argv,
+                input=input,
+                timeout=timeout,
+                limit=limit,
+                check=check,
+                check_open=self._connection.check,
+                deadline=asyncio.timeout,
+                options={"env": self._running.environment, **options},
+            )
+
+    async def aclose(self) -> None:
+        """Stop using it; harmless to repeat.
+
+        For the last user it returns once the service has been stopped: the calls that
+        run have ended, the stop command has, and nothing is left of the start command.
+        That goes on when this is cancelled.
+
+        Raises:
+            ServiceFailed: the stop command failed; the service has ended all the same.
+            EngineError: the start command's tree could not be proven gone.
+            BrokerLost: the engine is lost; the stop command is left to the next one.
+        """
+        self._connection.check(alive=False)
+        if self._closed:
+            if self._running.users == 0:
+                await self._running.over_with()
+            return
+        self._closed = True
+        self._running.leave()
+        if self._running.users == 0:
+            await self._running.ended()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class Running:
+    """One service: its task, its users and the calls on its behalf."""
+
+    def __init__(self, connection: Connection, spec: ServiceSpec) -> None:
+        self.spec = spec
+        self.users = 0
+        self.environment: dict[str, str] = {}
+        self._connection = connection
+        self._life = ServiceLife()
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._unused = asyncio.Event()
+        self._why = "cancelled"
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._record: Record | None = None
+        self._tail = _Tail()
+        self._task = asyncio.ensure_future(self._live())
+        self._task.add_done_callback(self._settle)
+
+    # -- users and calls --------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether a new user has to wait for its end, and start another one."""
+        return self._task.done() or self._life.over or self._unused.is_set()
+
+    @property
+    def used(self) -> bool:
+        """Whether somebody has it, whom its end was not told."""
+        ready = self._ready.done() and self._ready.exception() is None
+        return ready and self.users > 0
+
+    @property
+    def pid(self) -> int:
+        """The process id of the start command."""
+        assert self._record is not None  # a user has it, so it was started
+        return self._record.pid
+
+    async def ready(self) -> None:
+        """Return once it is ready.
+
+        Raises:
+            ServiceFailed: it does not get ready, or has ended since; cleaned up.
+            EngineError: the start command cannot be executed.
+        """
+        await asyncio.shield(self._ready)
+        if self._life.state is State.FALLEN:
+            raise self._fenced()
+
+    async def ended(self) -> None:
+        """Return once it has ended.
+
+        Raises:
+            EngineError: see `Service.aclose`.
+        """
+        await asyncio.shield(self._task)
+
+    async def over_with(self) -> None:
+        """Wait until it has ended, however."""
+        await asyncio.wait((self._task,))
+
+    def leave(self, why: str = "cancelled") -> None:
+        """Take one user away; with the last it is stopped.
+
+        `why` is what those are told who wait for a start that is given up.
+        """
+        self.users -= 1
+        if self.users == 0:
+            self.give_up(why)
+
+    def give_up(self, why: str) -> None:
+        """Have it stopped, whoever uses it."""
+        if not self._unused.is_set():
+            self._why = why
+            self._unused.set()
+
+    def call(self) -> "_Call":
+        """Count a call for a block.
+
+        Raises:
+            ServiceFailed: there can be none any more.
+        """
+        if self._life.state is not State.READY or self._unused.is_set():
+            raise self._fenced()
+        return _Call(self._count)
+
+    def _count(self, change: int) -> None:
+        self._calls += change
+        if self._calls:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    def _fenced(self) -> errors.ServiceFailed:
+        if self._life.state is State.FALLEN:
+            return errors.ServiceFailed("exited", self._words("has ended by itself"))
+        return errors.ServiceFailed("dropped", self._words("is being stopped"))
+
+    def _words(self, what: str) -> str:
+        return f"the service {self.spec.name!r} of {self.spec.owner!r} {what}"
+
+    # -- its life ---------------------------------------------------------------
+
+    def _settle(self, task: "asyncio.Task[None]") -> None:
+        """Tell those who wait for the start what became of it, if nobody has."""
+        error = None if task.cancelled() else task.exception()
+        if not self._ready.done():
+            self._ready.set_exception(error or self._fenced())
+            self._ready.exception()  # maybe nobody waits any more
+
+    async def _live(self) -> None:
+        files = await asyncio.to_thread(ServiceFiles.make)
+        try:
+            await self._go_through(files)
+        except LOST as lost:
+            self._life.on(Happening.ENGINE_LOST)
+            why = self._words("is left to the next engine, which stops it")
+            raise errors.BrokerLost(why) from lost
+        finally:
+            files.leave()
+
+    async def _go_through(self, files: ServiceFiles) -> None:
+        note = self._note(files)
+        failure = None
+        try:
+            await self._start(files, note)
+        except errors.WorkerLost as lost:  # it may have run
+            failure = errors.ServiceFailed("exited", self._words(f"was lost: {lost}"))
+        except LOST:
+            raise
+        except BaseException:
+            self._life.on(Happening.NOT_EXECUTED)
+            await asyncio.to_thread(files.remove)
+            raise
+        child = self._child()
+        if child is not None:
+            failure = await self._become_ready(child)
+        if child is None or failure is not None:
+            self._life.on(Happening.FAILED)
+        else:
+            await self._serve(child)
+        await self._end(files, note, failure)
+
+    def _note(self, files: ServiceFiles) -> Note:
+        """Return what goes on record before anything runs."""
+        ambient, mark = self._connection.ambient(), secrets.token_hex(16)
+        env = {os.fsdecode(k): os.fsdecode(v) for k, v in ambient.env.items() if k}
+        self.environment = {**env, MARK: mark}
+        document = self.spec.document(files.own(OUTPUT), files.own(TEMPORARY))
+        boot, space = journal.here()
+        return Note(
+            name=self.spec.name,
+            owner=self.spec.owner,
+            stop=tuple(map(_text, self.spec.stop)),
+            environment=self.environment,
+            directory=os.fsdecode(ambient.cwd),
+            document=document.decode(),
+            boot=boot.decode(),
+            namespace=space,
+            marks=(mark, secrets.token_hex(16)),
+        )
+
+    async def _start(self, files: ServiceFiles, note: Note) -> None:
+        try:
+            files.write(note)
+        except OSError as refused:
+            raise errors.SpawnFailed(
+                refused.errno or 0, "journal", files.path
+            ) from refused
+        spec = command(self.spec.start, note, OutputPolicy.block(KEPT))
+        self._record = await self._connection.start(spec, None, mark=note.marks[0])
+
+    def _child(self) -> Child | None:
+        if self._record is None:
+            return None
+        return Child(self._connection, self._record, owned=False)
+
+    async def _become_ready(self, child: Child) -> errors.ServiceFailed | None:
+        """Wait for the first line; return why it is not ready."""
+        waiting = asyncio.ensure_future(self._first_line(child))
+        unused = asyncio.ensure_future(self._unused.wait())
+        try:
+            await asyncio.wait((waiting, unused), return_when=asyncio.FIRST_COMPLETED)
+            if unused.done():
+                what = self._words("was given up before it was ready")
+                return errors.ServiceFailed(self._why, what)
+            await waiting
+        except TimeoutError:
+            time = self._connection.settings.service_start
+            what = self._words(f"was not ready within {time:g} s")
+            return failed("timed-out", what, None, self._tail.output())
+        except errors.OutputEnded as ended:
+            what = self._words("ended before it was ready")
+            return failed("exited", what, ended.status, self._tail.output())
+        finally:
+            await _taken_back(waiting, unused)
+        self._life.on(Happening.LINE)
+        self._ready.set_result(None)
+        return None
+
+    async def _first_line(self, child: Child) -> None:
+        """Return once it came, and the leader lives.
+
+        Its reader is lossless, so that no flood behind the line can push it out of the
+        log. Once the reader is gone, whatever comes is drained.
+
+        Raises:
+            TimeoutError: it did not come in time.
+            OutputEnded: the leader ended.
+            BrokerLost, SessionNotFound: see `Child.events`.
+        """
+        stream = child.events()
+        try:
+            async with asyncio.timeout(self._connection.settings.service_start):
+                async for event in stream:
+                    if isinstance(event, Exited):
+                        raise errors.OutputEnded(event.status)
+                    if isinstance(event, Chunk):
+                        self._tail.add(event)
+                        line = event.stream == "stdout" and b"\n" in event.data
+                        if line and (await child.snapshot()).state == "running":
+                            return
+        finally:
+            await stream.aclose()
+        raise errors.SessionNotFound
+
+    async def _serve(self, child: Child) -> None:
+        """Watch the leader until nobody uses the service and no call runs."""
+        ended = asyncio.ensure_future(child.wait())
+        unused = asyncio.ensure_future(self._unused.wait())
+        try:
+            await asyncio.wait((ended, unused), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                ended.result()
+                self._life.on(Happening.LEADER_ENDED)
+                await child.kill()
+                await unused
+        finally:
+            await _taken_back(ended, unused)
+        self._life.on(Happening.UNUSED)
+        await self._idle.wait()
+        self._life.on(Happening.IDLE)
+
+    async def _end(
+        self, files: ServiceFiles, note: Note, failure: errors.ServiceFailed | None
+    ) -> None:
+        """Run the stop command, then end the start command's tree.
+
+        Raises:
+            EngineError: the first failure; it tells of a later one as well.
+        """
+        found: list[errors.EngineError] = [failure] if failure else []
+        stopped = await stop(self._connection, files, note)
+        found += [stopped] if stopped else []
+        self._life.on(Happening.STOPPED)
+        try:
+            if self._record is not None:
+                await self._connection.release(self._record)
+        except LOST:
+            raise
+        except errors.EngineError as survived:  # the record stays: it is tried again
+            raise merged([*found, survived]) from None
+        self._life.on(Happening.GONE)
+        await asyncio.to_thread(files.remove)
+        if found:
+            raise merged(found)
+
+
+class _Tail:
+    """The last of what a start command said before it was ready."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[Chunk] = deque()
+        self._size = 0
+
+    def add(self, piece: Chunk) -> None:
+        self._pieces.append(piece)
+        self._size += len(piece.data)
+        while self._size - len(self._pieces[0].data) >= KEPT:
+            self._size -= len(self._pieces.popleft().data)
+
+    def output(self) -> tuple[bytes, bytes]:
+        """Return the last of stdout and of stderr, `KEPT` bytes in sum at most."""
+        kept = {"stdout": b"", "stderr": b""}
+        over = max(0, self._size - KEPT)
+        for piece in self._pieces:
+            kept[piece.stream] += piece.data[over:]
+            over = 0
+        return kept["stdout"], kept["stderr"]
+
+
+class _Call:
+    """A call that is counted while its block runs."""
+
+    def __init__(self, count: Callable[[int], None]) -> None:
+        self._count = count
+
+    def __enter__(self) -> None:
+        self._count(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._count(-1)
+
+
+class Services:
+    """The services of one engine."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._running: dict[tuple[str, str], Running] = {}
+        self._closed = False
+
+    async def get(self, spec: ServiceSpec, cancel: object = None) -> Service:
+        """Return a service that is ready; see `Engine.service`.
+
+        Raises:
+            InvalidRequest, ServiceFailed, EngineError: see there.
+        """
+        checks.instance(ServiceSpec)("spec", spec)
+        running = await self._find(spec)
+        running.users += 1
+        try:
+            await self._await_ready(running, cancel)
+        except BaseException:
+            running.leave()
+            raise
+        return Service(running, self._connection)
+
+    async def _find(self, spec: ServiceSpec) -> Running:
+        while (running := self._running.get(spec.key)) is not None and running.over:
+            await running.over_with()
+            if self._running.get(spec.key) is running:
+                del self._running[spec.key]
+        if self._closed:
+            raise errors.ServiceFailed("dropped", "the engine is closed")
+        if running is None:
+            running = self._running[spec.key] = Running(self._connection, spec)
+        if running.spec != spec:
+            why = f"another service {spec.name!r} of {spec.owner!r} runs"
+            raise errors.InvalidRequest("spec", why)
+        return running
+
+    async def _await_ready(self, running: Running, cancel: object) -> None:
+        if cancel is None:
+            await running.ready()
+            return
+        ready = asyncio.ensure_future(running.ready())
+        fired = asyncio.ensure_future(_fired(cancel))
+        try:
+            await asyncio.wait((ready, fired), return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                if running.users > 1:
+                    what = f"waiting for {running.spec.name!r} was given up"
+                    raise errors.ServiceFailed("cancelled", what)
+                running.give_up("cancelled")
+            await ready
+        finally:
+            await _taken_back(ready, fired)
+
+    async def get_all(
+        self, specs: Iterable[ServiceSpec], cancel: object = None
+    ) -> list[Service]:
+        """Return several services, started one after the other; see there.
+
+        Raises:
+            InvalidRequest, ServiceFailed, EngineError: see `Engine.services`.
+        """
+        got: list[Service] = []
+        try:
+            for spec in checks.items("specs", specs):
+                service = await self.get(spec, cancel)
+                got.append(service)
+        except BaseException as first:
+            for service in reversed(got):
+                try:
+                    await asyncio.shield(service.aclose())
+                except errors.EngineError as later:
+                    add(first, later)
+            raise
+        return got
+
+    async def close(self) -> None:
+        """Stop all of them, whoever uses them.
+
+        Raises:
+            ExceptionGroup: what failed of that.
+        """
+        self._closed = True
+        running = list(self._running.values())
+        for one in running:
+            one.give_up("dropped")
+        results = await asyncio.gather(
+            *(one.ended() for one in running), return_exceptions=True
+        )
+        failed = [
+            result
+            for one, result in zip(running, results, strict=True)
+            if isinstance(result, Exception) and one.used
+            if not isinstance(result, errors.BrokerLost)  # it is left, not lost
+        ]
+        if failed:
+            raise ExceptionGroup("closing the services", failed)
+
+
+def _text(word: Native) -> str:
+    return os.fsdecode(word if isinstance(word, str | bytes) else word.__fspath__())
+
+
+async def _taken_back(*tasks: "asyncio.Future[Any]") -> None:
+    """Cancel what is not awaited any more, and wait for that."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def _fired(cancel: Any) -> None:
+    if isinstance(cancel, asyncio.Event):
+        await cancel.wait()
+    else:
+        await asyncio.wait([cancel])

@@ -1,0 +1,118 @@
+"""A service's two commands: how they are run, and how one that failed is told."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+from actors.child import Child
+from actors.connection import Connection
+from actors.events import ExitStatus
+from actors.service_files import Note, ServiceFiles
+from actors.settings import OutputPolicy
+from actors.spec import Spec
+from broker import errors
+from broker.outcomes import TimedOut
+
+__all__ = ["KEPT", "LOST", "add", "command", "failed", "merged", "stop"]
+
+KEPT: Final = 64 * 1024
+"""Bytes that are kept of the output of either, the last ones."""
+LOST: Final = (errors.BrokerLost, errors.SessionNotFound)
+"""What calls raise when the engine is lost, or was closed under them."""
+
+
+def command(argv: Iterable[Any], note: Note, retention: OutputPolicy) -> Spec:
+    """Return a command of a service, as its record says it is run."""
+    return Spec(
+        list(argv),
+        env=note.environment,
+        cwd=note.directory,
+        stdin=note.document.encode(),
+        retention=retention,
+        leftover="kill",
+    )
+
+
+async def stop(
+    connection: Connection, files: ServiceFiles, note: Note
+) -> errors.EngineError | None:
+    """Run a stop command to its end, or for its time, and note that; return why not.
+
+    Its tree carries the last of the marks on record.
+
+    Raises:
+        BrokerLost, SessionNotFound: the engine is lost; nothing is noted.
+    """
+    failure = await _stop(connection, note)
+    with suppress(OSError):  # a full disk: at worst it is run once more
+        files.write(replace(note, stopped=True))
+    return failure
+
+
+async def _stop(connection: Connection, note: Note) -> errors.EngineError | None:
+    words = f"the stop command of the service {note.name!r} of {note.owner!r}"
+    try:
+        record = await connection.start(
+            command(note.stop, note, OutputPolicy.tail(KEPT)), None, mark=note.marks[-1]
+        )
+    except LOST:
+        raise
+    except errors.EngineError as refused:
+        return refused
+    child = Child(connection, record, owned=False)
+    failure = await _wait(child, words, connection.settings.service_stop)
+    try:
+        await connection.release(record)
+    except LOST:
+        raise
+    except errors.EngineError as survived:
+        return survived if failure is None else merged([failure, survived])
+    return failure
+
+
+async def _wait(child: Child, words: str, time: float) -> errors.ServiceFailed | None:
+    try:
+        status = await child.wait(time)
+    except TimedOut:
+        reason, what = "timed-out", f"{words} took longer than {time:g} s"
+    else:
+        if status.ok:
+            return None
+        reason, what = "exited", f"{words} failed"
+    seen = await child.poll(wait=0)
+    return failed(reason, what, seen.status, (seen.stdout, seen.stderr))
+
+
+def failed(
+    reason: str, what: str, status: ExitStatus | None, output: tuple[bytes, bytes]
+) -> errors.ServiceFailed:
+    """Return the failure of a command, with its status and the last of its output."""
+    how = "" if status is None else _how(status)
+    message = f"{what}{how}; {errors.last_output(*output)}"
+    return errors.ServiceFailed(reason, message, status, *output)
+
+
+def _how(status: ExitStatus) -> str:
+    if status.signal is not None:
+        return f": it died of signal {status.signal}"
+    if status.code is None:
+        return f": nobody knows how it ended ({status.cause})"
+    return f": it exited with code {status.code}"
+
+
+def merged(found: list[errors.EngineError]) -> errors.EngineError:
+    """Return the first of some failures; it tells of the others."""
+    for later in found[1:]:
+        add(found[0], later)
+    return found[0]
+
+
+def add(first: BaseException, later: errors.EngineError) -> None:
+    """Have a failure tell of one in the clean-up as well, if that is another."""
+    if str(later) == str(first):
+        return
+    if isinstance(first, errors.ServiceFailed):
+        first.message += f"; then the clean-up failed: {later}"
+    else:
+        first.add_note(f"then the clean-up failed: {later}")

@@ -1,0 +1,175 @@
+"""What a client keeps on file of a service: its record, and its private directories.
+
+Below `services` in the runtime directory lies a directory for each service, locked by
+the client that runs it::
+
+    lock
+    record    what the stop command needs, and what became of it
+    output/   the service's own
+    tmp/      the same
+
+The record holds the environment of the start command, which the stop command is to get:
+like all else here it can be read by this user alone. It is written whole beside its
+place and moved there, before anything can run.
+
+A free lock tells that the client is dead; whoever takes it may run the stop command.
+So it is never run twice at a time, and never again once its end is in the record.
+"""
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Self
+
+from actors.scratch import clear
+from broker import journal
+from broker.auth import RunDirectory
+from broker.errors import InvalidRequest
+from broker.places import RUN_PREFIX, SERVICES, runtime_root
+
+__all__ = ["Note", "ServiceFiles", "services_root"]
+
+RECORD, NEW = b"record", b"record.new"
+OUTPUT, TEMPORARY = b"output", b"tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a record says.
+
+    Attributes:
+        name: of the service.
+        owner: for whom it is.
+        stop: its stop command.
+        environment: of its start command.
+        directory: the same.
+        document: what both commands read.
+        boot: in which life of the machine.
+        namespace: in which its pids have their meaning.
+        marks: of the start command's tree, and of those of the stop commands.
+        stopped: whether a stop command has ended.
+    """
+
+    name: str
+    owner: str
+    stop: tuple[str, ...]
+    environment: dict[str, str]
+    directory: str
+    document: str
+    boot: str
+    namespace: int
+    marks: tuple[str, ...]
+    stopped: bool = False
+
+    @classmethod
+    def parse(cls, text: bytes) -> Self | None:
+        """Return what a record says, None for one that is torn."""
+        try:
+            values = json.loads(text)
+            note = cls(**values)
+            return replace(note, stop=tuple(note.stop), marks=tuple(note.marks))
+        except (ValueError, TypeError):
+            return None
+
+    def to_text(self) -> bytes:
+        """Return the record that says this."""
+        return json.dumps(asdict(self)).encode()
+
+    def here(self) -> bool:
+        """Whether its pids are of this process's namespace."""
+        return self.namespace == journal.here()[1]
+
+    def now(self) -> bool:
+        """Whether it was written in this life of the machine."""
+        return self.boot.encode() == journal.here()[0]
+
+
+class ServiceFiles:
+    """The directory of one service, locked by this process."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+
+    @classmethod
+    def make(cls) -> Self:
+        """Make and lock the directory of a new service.
+
+        Raises:
+            InvalidRequest: the runtime directory is refused.
+        """
+        root = services_root()
+        RunDirectory.create(os.path.dirname(root)).close()
+        name = RUN_PREFIX + os.urandom(8).hex().encode()
+        directory = RunDirectory.create(root, name)
+        directory.lock()
+        for own in (OUTPUT, TEMPORARY):
+            os.mkdir(own, 0o700, dir_fd=directory.fd)
+            os.chmod(own, 0o700, dir_fd=directory.fd)  # whatever the umask took away
+        return cls(directory)
+
+    @classmethod
+    def left(cls) -> list[Self]:
+        """Lock and return what dead clients left.
+
+        A runtime directory that is refused holds nothing of ours.
+        """
+        try:
+            return [cls(left) for left in RunDirectory.abandoned(services_root())]
+        except InvalidRequest:
+            return []
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return os.fsdecode(self._directory.location)
+
+    def own(self, name: bytes) -> str:
+        """Return the path of a private directory."""
+        return os.path.join(self.path, os.fsdecode(name))
+
+    def write(self, note: Note) -> None:
+        """Put a record in place of the one before.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        fd = self._directory.fd
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(NEW, flags, 0o600, dir_fd=fd), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)  # whatever the umask took away
+            file.write(note.to_text())
+        os.rename(NEW, RECORD, src_dir_fd=fd, dst_dir_fd=fd)
+
+    def read(self) -> bytes | None:
+        """Return the record; None if there is none: nothing has run."""
+        try:
+            fd = os.open(RECORD, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory.fd)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(fd, "rb") as file:
+            return file.read()
+
+    def remove(self) -> None:
+        """Remove all of it; nothing may run any more that uses it.
+
+        Raises:
+            OSError: something of it cannot be removed.
+        """
+        fd = self._directory.fd
+        for own in (OUTPUT, TEMPORARY):
+            with suppress(FileNotFoundError):  # it died while it made them
+                clear(own, fd)
+        for own in (RECORD, NEW):
+            with suppress(FileNotFoundError):  # the same
+                os.unlink(own, dir_fd=fd)
+        self._directory.remove()
+
+    def leave(self) -> None:
+        """Let go of it: whoever comes next finds what is there. Idempotent."""
+        self._directory.close()
+
+
+def services_root() -> bytes:
+    """Return the directory below which clients of this user keep their services."""
+    return os.path.join(runtime_root(os.environ, os.geteuid()), SERVICES)

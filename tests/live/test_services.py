@@ -1,0 +1,550 @@
+"""Services: started once, ready with a line, used by many, and stopped in any case."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import actors
+from actors import Engine, ServiceFailed, ServiceSpec, Settings, SpawnFailed
+from tests.helpers import DAEMON_TREE, alive, end, eventually, gone, python, tag, tagged
+from tests.live.children import Opened
+from tests.parts import Parts
+
+pytestmark = pytest.mark.live
+
+STAYS = "echo ready; exec sleep 150"
+
+
+class Helper:
+    """A service of a test, whose commands write down what they do.
+
+    Args:
+        directory: where they write.
+        start: what the start command does, in shell language.
+        stop: the same for the stop command.
+    """
+
+    def __init__(self, directory: Path, start: str = STAYS, stop: str = "") -> None:
+        self.log = directory / "log"
+        self.word = tag()
+        self.directory = directory
+        self.start = start
+        self.stop = stop
+
+    def spec(self, name: str = "helper", owner: str = "test", **more: Any) -> Any:
+        started = f"cat >{self.directory}/start.json; echo started >>{self.log}"
+        stopped = f"cat >{self.directory}/stop.json; echo stopped >>{self.log}"
+        return ServiceSpec(
+            name,
+            owner,
+            ["/bin/sh", "-c", f"{started}; {self.start}", self.word],
+            ["/bin/sh", "-c", f"{stopped}; {self.stop}", self.word],
+            **more,
+        )
+
+    def said(self) -> list[str]:
+        return self.log.read_text().split() if self.log.exists() else []
+
+    def read(self, which: str) -> Any:
+        return json.loads((self.directory / f"{which}.json").read_text())
+
+
+@pytest.fixture
+def helper(tmp_path: Path) -> Helper:
+    return Helper(tmp_path)
+
+
+async def refused(engine: Engine, spec: Any, **options: Any) -> ServiceFailed:
+    with pytest.raises(ServiceFailed) as caught:
+        await engine.service(spec, **options)
+    return caught.value
+
+
+# --- one for all ---------------------------------------------------------------------
+
+
+async def test_s47_it_starts_once_for_all_and_stops_with_the_last(
+    opened: Opened, helper: Helper
+) -> None:
+    async with opened() as engine:
+        assert helper.said() == []
+        first, *others = await asyncio.gather(
+            *(engine.service(helper.spec()) for _ in range(5))
+        )
+        assert {one.pid for one in others} == {first.pid}
+        for one in others:
+            await one.aclose()
+        assert helper.said() == ["started"]
+        assert alive(first.pid)
+        await first.aclose()
+        assert helper.said() == ["started", "stopped"]
+        assert not alive(first.pid)
+        again = await engine.service(helper.spec())
+        assert again.pid != first.pid
+        await again.aclose()
+        await again.aclose()
+    assert helper.said() == ["started", "stopped"] * 2
+
+
+async def test_s47_each_name_and_owner_has_its_own(
+    opened: Opened, tmp_path: Path
+) -> None:
+    helper = Helper(tmp_path)
+    async with opened() as engine:
+        a = await engine.service(helper.spec("a"))
+        b = await engine.service(helper.spec("b"))
+        other = await engine.service(helper.spec("a", "other"))
+        assert len({a.pid, b.pid, other.pid}) == 3
+        assert (other.name, other.owner) == ("a", "other")
+        with pytest.raises(actors.InvalidRequest) as wrong:
+            await engine.service(helper.spec("a", args={"port": 1}))
+        assert wrong.value.field == "spec"
+    assert helper.said().count("stopped") == 3
+
+
+async def test_s47_declaring_and_listing_start_nothing(
+    opened: Opened, helper: Helper
+) -> None:
+    async with opened() as engine:
+        helper.spec()
+        assert await engine.services([]) == []
+        assert await engine.children() == []
+    assert helper.said() == []
+
+
+async def test_s47_if_one_of_several_fails_those_before_it_are_stopped(
+    opened: Opened, tmp_path: Path
+) -> None:
+    helpers = []
+    for name, start, stop in (
+        ("one", STAYS, ""),
+        ("two", STAYS, "echo no >&2; exit 7"),
+        ("three", "exit 3", ""),
+        ("four", STAYS, ""),
+    ):
+        (tmp_path / name).mkdir()
+        helpers.append(Helper(tmp_path / name, start, stop))
+    async with opened() as engine:
+        with pytest.raises(ServiceFailed) as failed:
+            await engine.services([h.spec(h.directory.name) for h in helpers])
+        assert [h.said() for h in helpers] == [["started", "stopped"]] * 3 + [[]]
+        for helper in helpers:
+            gone(helper.word)
+    assert failed.value.reason == "exited"
+    assert failed.value.status.code == 3
+    message = str(failed.value)
+    assert message.index("'three'") < message.index("clean-up failed")
+    assert "'two'" in message
+    assert "code 7" in message
+
+
+# --- the start -----------------------------------------------------------------------
+
+
+async def test_s48_both_commands_read_one_document_and_its_end(
+    opened: Opened, helper: Helper
+) -> None:
+    spec = helper.spec(args={"port": 5, "deep": [1, None]}, context={"user": "me"})
+    async with opened() as engine:
+        service = await engine.service(spec)
+        seen = helper.read("start")
+        directories = [seen["context"].pop(d) for d in ("output_dir", "tmp_dir")]
+        assert seen == {
+            "version": 1,
+            "context": {"user": "me"},
+            "args": {"port": 5, "deep": [1, None]},
+        }
+        for directory in directories:
+            assert os.stat(directory).st_mode & 0o777 == 0o700
+            (Path(directory) / "file").touch()
+        await service.aclose()
+        assert not any(os.path.lexists(directory) for directory in directories)
+    stop = helper.read("stop")
+    assert stop["context"].pop("output_dir") == directories[0]
+    assert stop["context"].pop("tmp_dir") == directories[1]
+    assert stop == seen
+
+
+async def test_s48_it_is_ready_with_its_first_line_and_not_before(
+    opened: Opened, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    helper = Helper(tmp_path, f"printf words; read x <{go}; {STAYS}")
+    async with opened() as engine:
+        starting = asyncio.ensure_future(engine.service(helper.spec()))
+        await asyncio.to_thread(eventually, lambda: helper.said() == ["started"])
+        assert not starting.done()
+        await asyncio.to_thread(go.write_text, "now\n")
+        await (await starting).aclose()
+
+
+async def test_s48_one_that_exits_first_tells_its_status_and_last_output(
+    opened: Opened, tmp_path: Path
+) -> None:
+    noise = "head -c 300000 /dev/zero | tr '\\0' x; echo bad luck >&2; exit 4"
+    helper = Helper(tmp_path, noise)
+    async with opened() as engine:
+        failure = await refused(engine, helper.spec())
+    assert failure.reason == "exited"
+    assert failure.status.code == 4
+    assert len(failure.stdout + failure.stderr) == 64 * 1024
+    assert failure.stderr == b"bad luck\n"
+    assert "code 4" in str(failure)
+    assert helper.said() == ["started", "stopped"]
+
+
+async def test_s48_one_that_says_nothing_in_time_is_ended(
+    opened: Opened, tmp_path: Path
+) -> None:
+    helper = Helper(tmp_path, "exec >&-; printf oops >&2; exec sleep 150")
+    async with opened(settings=Settings(service_start=0.5)) as engine:
+        failure = await refused(engine, helper.spec())
+        gone(helper.word)
+    assert failure.reason == "timed-out"
+    assert failure.stderr == b"oops"
+    assert helper.said() == ["started", "stopped"]
+
+
+async def test_s48_a_line_of_a_leader_that_is_gone_makes_nothing_ready(
+    opened: Opened, tmp_path: Path
+) -> None:
+    helper = Helper(tmp_path, "(sleep 0.2; echo ready; sleep 150) & exit 0")
+    async with opened() as engine:
+        assert (await refused(engine, helper.spec())).reason == "exited"
+        gone(helper.word)
+
+
+async def test_s48_a_start_that_is_given_up_is_cancelled(
+    opened: Opened, tmp_path: Path
+) -> None:
+    helper = Helper(tmp_path, "exec sleep 150")
+    async with opened() as engine:
+        cancel = asyncio.Event()
+        waiting = asyncio.ensure_future(refused(engine, helper.spec(), cancel=cancel))
+        await asyncio.to_thread(eventually, lambda: helper.said() == ["started"])
+        cancel.set()
+        assert (await waiting).reason == "cancelled"
+        assert helper.said() == ["started", "stopped"]
+        gone(helper.word)
+
+
+async def test_s48_a_start_whose_engine_closes_is_dropped(helper: Helper) -> None:
+    helper.start = "exec sleep 150"
+    engine = Engine()
+    async with engine:
+        waiting = asyncio.ensure_future(refused(engine, helper.spec()))
+        await asyncio.to_thread(eventually, lambda: helper.said() == ["started"])
+    assert (await waiting).reason == "dropped"
+    assert helper.said() == ["started", "stopped"]
+
+
+async def test_s48_a_command_that_cannot_be_executed_is_no_failed_service(
+    opened: Opened, helper: Helper
+) -> None:
+    spec = ServiceSpec("x", "test", ["/nowhere/at/all"], helper.spec().stop)
+    async with opened() as engine:
+        with pytest.raises(SpawnFailed) as failed:
+            await engine.service(spec)
+        assert failed.value.path == "/nowhere/at/all"
+    assert helper.said() == []
+
+
+async def test_s48_a_flood_after_readiness_is_drained(
+    opened: Opened, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    flood = f"echo ready; head -c 5000000 /dev/zero; touch {done}; exec sleep 150"
+    helper = Helper(tmp_path, flood)
+    async with opened() as engine:
+        service = await engine.service(helper.spec())
+        await asyncio.to_thread(eventually, done.exists)
+        await service.aclose()
+
+
+async def test_s48_the_umask_takes_nothing_from_a_service(
+    opened: Opened, helper: Helper
+) -> None:
+    before = os.umask(0o277)
+    try:
+        async with opened() as engine:
+            service = await engine.service(helper.spec())
+            os.umask(before)
+            (record,) = directories("record")
+            assert record.stat().st_mode & 0o777 == 0o600
+            for name in ("output", "tmp"):
+                (directory,) = directories(name)
+                assert directory.stat().st_mode & 0o777 == 0o700
+            await service.aclose()
+    finally:
+        os.umask(before)
+
+
+def directories(name: str) -> list[Path]:
+    root = Path(os.environ["XDG_RUNTIME_DIR"]) / "creche" / "services"
+    return list(root.glob(f"run-*/{name}"))
+
+
+# --- calls ---------------------------------------------------------------------------
+
+
+async def test_s49_calls_inherit_the_environment_that_the_start_saw(
+    opened: Opened, helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELPER_SECRET", "then")
+    helper.start = f"env -0 >{helper.directory}/env; {STAYS}"
+    async with opened() as engine:
+        service = await engine.service(helper.spec())
+        monkeypatch.setenv("HELPER_SECRET", "now")
+        text = (helper.directory / "env").read_text().split("\0")
+        seen = dict(line.split("=", 1) for line in text if line)
+        assert seen["HELPER_SECRET"] == "then"
+        assert service.environment["CRECHE_MARK"] == seen["CRECHE_MARK"]
+        assert service.environment["HELPER_SECRET"] == "then"
+        done = await service.run(
+            'echo "$HELPER_SECRET $MORE"', shell=True, extra_env={"MORE": "1"}
+        )
+        assert done.stdout == b"then 1\n"
+        await service.aclose()
+        with pytest.raises(actors.SessionNotFound):
+            await service.run(["true"])
+
+
+async def test_s49_stopping_waits_for_calls_and_lets_no_new_one_begin(
+    opened: Opened, tmp_path: Path
+) -> None:
+    helper = Helper(tmp_path)
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    async with opened() as engine:
+        service = await engine.service(helper.spec())
+        call = f"echo called >>{helper.log}; read x <{go}; echo returned >>{helper.log}"
+        calling = asyncio.ensure_future(service.run(call, shell=True))
+        await asyncio.to_thread(eventually, lambda: "called" in helper.said())
+        closing = asyncio.ensure_future(service.aclose())
+        again = asyncio.ensure_future(engine.service(helper.spec()))
+        await asyncio.sleep(0)
+        with pytest.raises(actors.EngineError):
+            await service.run(["true"])
+        assert alive(service.pid)
+        assert not closing.done()
+        await asyncio.to_thread(go.write_text, "now\n")
+        assert (await calling).returncode == 0
+        await closing
+        await (await again).aclose()
+    assert helper.said()[:4] == ["started", "called", "returned", "stopped"]
+    assert helper.said()[4:] == ["started", "stopped"]
+
+
+async def test_s49_the_leaders_own_end_fences_calls_and_ends_its_tree(
+    opened: Opened, tmp_path: Path
+) -> None:
+    helper = Helper(tmp_path)
+    word = tag()
+    daemons = " ".join(
+        f"'{part}'" for part in [sys.executable, "-S", f"{tmp_path}/tree.py", word, "2"]
+    )
+    (tmp_path / "tree.py").write_text("import signal\n" + DAEMON_TREE)
+    helper.start = f"{daemons} & {STAYS}"
+    async with opened() as engine:
+        service = await engine.service(helper.spec())
+        await asyncio.to_thread(eventually, lambda: len(tagged(word)) == 3)
+        end([service.pid])
+        await asyncio.to_thread(gone, word)
+
+        async def fenced() -> bool:
+            try:
+                await service.run(["true"])
+            except ServiceFailed as failed:
+                return failed.reason == "exited"
+            return False
+
+        while not await fenced():
+            pass
+        assert helper.said() == ["started"]
+        assert (await refused(engine, helper.spec())).reason == "exited"
+        await service.aclose()
+        assert helper.said() == ["started", "stopped"]
+
+
+# --- the stop ------------------------------------------------------------------------
+
+
+async def test_s50_the_stop_command_has_the_environment_and_directory_of_the_start(
+    opened: Opened, helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELPER_SECRET", "then")
+    monkeypatch.chdir("/proc")
+    helper.stop = f'echo "$HELPER_SECRET $PWD" >{helper.directory}/seen'
+    async with opened() as engine:
+        service = await engine.service(helper.spec())
+        monkeypatch.setenv("HELPER_SECRET", "now")
+        monkeypatch.chdir("/")
+        await service.aclose()
+    assert (helper.directory / "seen").read_text() == "then /proc\n"
+
+
+async def test_s50_what_is_left_is_killed_whatever_the_stop_command_says(
+    opened: Opened, helper: Helper
+) -> None:
+    helper.stop = "exit 9"
+    async with opened() as engine:
+        service = await engine.service(helper.spec())
+        directory = helper.read("start")["context"]["tmp_dir"]
+        with pytest.raises(ServiceFailed) as failed:
+            await service.aclose()
+        assert failed.value.status.code == 9
+        assert not os.path.lexists(directory)
+        gone(helper.word)
+        await service.aclose()
+
+
+async def test_s50_a_stop_command_has_its_own_time(
+    opened: Opened, helper: Helper
+) -> None:
+    helper.stop = "exec sleep 150"
+    async with opened(settings=Settings(service_stop=0.5)) as engine:
+        service = await engine.service(helper.spec())
+        with pytest.raises(ServiceFailed) as failed:
+            await service.aclose()
+        assert failed.value.reason == "timed-out"
+        gone(helper.word)
+
+
+async def test_s50_the_stop_command_runs_before_the_tree_is_ended(
+    opened: Opened, helper: Helper
+) -> None:
+    helper.start = f"echo $$ >{helper.directory}/pid; {STAYS}"
+    helper.stop = f"kill -0 $(cat {helper.directory}/pid) && echo there >>{helper.log}"
+    async with opened() as engine:
+        service = await engine.service(helper.spec())
+        await service.aclose()
+        assert not alive(service.pid)
+    assert helper.said() == ["started", "stopped", "there"]
+
+
+async def test_s50_it_runs_although_who_closes_is_cancelled(helper: Helper) -> None:
+    async with Engine() as engine:
+        service = await engine.service(helper.spec())
+        closing = asyncio.ensure_future(service.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await service.aclose()
+        assert helper.said() == ["started", "stopped"]
+
+
+async def test_s50_it_runs_although_who_waits_for_the_start_is_cancelled(
+    opened: Opened, helper: Helper
+) -> None:
+    helper.start = "exec sleep 150"
+    async with opened() as engine:
+        waiting = asyncio.ensure_future(engine.service(helper.spec()))
+        await asyncio.to_thread(eventually, lambda: helper.said() == ["started"])
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    assert helper.said() == ["started", "stopped"]
+
+
+async def test_s50_one_of_several_who_wait_can_give_up(
+    opened: Opened, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    helper = Helper(tmp_path, f"read x <{go}; {STAYS}")
+    async with opened() as engine:
+        cancel = asyncio.Event()
+        stays = asyncio.ensure_future(engine.service(helper.spec()))
+        goes = asyncio.ensure_future(refused(engine, helper.spec(), cancel=cancel))
+        await asyncio.to_thread(eventually, lambda: helper.said() == ["started"])
+        cancel.set()
+        assert (await goes).reason == "cancelled"
+        await asyncio.to_thread(go.write_text, "now\n")
+        await (await stays).aclose()
+    assert helper.said() == ["started", "stopped"]
+
+
+async def test_s50_an_engine_that_closes_stops_what_is_used_and_tells_what_failed(
+    helper: Helper,
+) -> None:
+    helper.stop = "exit 9"
+    with pytest.raises(ExceptionGroup) as caught:
+        async with Engine() as engine:
+            await engine.service(helper.spec())
+    (failed,) = caught.value.exceptions
+    assert isinstance(failed, ServiceFailed)
+    assert failed.status.code == 9
+    gone(helper.word)
+
+
+async def test_s50_a_lost_engine_leaves_the_stop_command_to_the_next(
+    helper: Helper,
+) -> None:
+    async with Engine() as engine:
+        service = await engine.service(helper.spec())
+        word = tag()
+        child = await engine.spawn(python("signal.pause()", word))
+        parts = Parts.of(child.pid)
+        end([parts.supervisor, parts.pool, parts.broker, *[parts.worker]])
+        with pytest.raises(actors.BrokerLost):
+            await service.aclose()
+    assert helper.said() == ["started"]
+    async with Engine() as engine:
+        (found,) = engine.recovered.services
+        assert (found.kind, found.name, found.owner) == ("stopped", "helper", "test")
+        assert helper.said() == ["started", "stopped"]
+        gone(helper.word)
+        gone(word)
+
+
+# --- a real one ----------------------------------------------------------------------
+
+
+SERVER = """
+import http.server, json, os, sys
+asked = json.load(sys.stdin)
+os.chdir(asked["context"]["output_dir"])
+with open("index.html", "w") as page:
+    page.write(asked["args"]["text"])
+handler = http.server.SimpleHTTPRequestHandler
+with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with open(asked["args"]["port_file"], "w") as file:
+        file.write(str(server.server_address[1]))
+    print("ready", flush=True)
+    server.serve_forever()
+"""
+
+ASK = """
+import sys, urllib.request
+port = open(sys.argv[1]).read()
+print(urllib.request.urlopen(f"http://127.0.0.1:{port}/").read().decode())
+"""
+
+
+async def test_a_real_server_is_started_used_and_stopped(
+    opened: Opened, tmp_path: Path
+) -> None:
+    port = tmp_path / "port"
+    spec = ServiceSpec(
+        "web",
+        "test",
+        [sys.executable, "-u", "-c", SERVER],
+        ["rm", str(port)],
+        args={"text": "served", "port_file": str(port)},
+    )
+    async with opened() as engine:
+        service = await engine.service(spec)
+        for _ in range(3):
+            done = await service.run([sys.executable, "-c", ASK, str(port)])
+            assert done.stdout == b"served\n", done.stderr
+        pid = service.pid
+        await service.aclose()
+        assert not alive(pid)
+        assert not port.exists()
