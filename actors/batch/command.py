@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actors.batch import output, progress
-from actors.batch.jobs import SEPARATOR, BadJob, Template
+from actors.batch.jobs import BadJob, Template, is_separator
 from actors.batch.records import (
     Joblog,
     Keeper,
@@ -92,7 +92,7 @@ def run(order: Order) -> int:
 
 
 def _source(words: Sequence[str]) -> Lines | Combinations:
-    if any(word.startswith(SEPARATOR) for word in words):
+    if any(is_separator(word) for word in words):
         return Combinations(Template(words))
     return Lines(words)
 

@@ -190,7 +190,7 @@ class Template:
         self._command = command if places else f"{command} {{}}".strip()
         for place in places:
             if place.isdigit() and not 0 < int(place) <= len(self._lists):
-                raise BadJob(f"{{{place}}}: there are {len(self._lists)} lists")
+                raise BadJob(f"{{{place}}}: lists behind ::: are {len(self._lists)}")
 
     @property
     def total(self) -> int:
@@ -225,13 +225,18 @@ class Template:
             raise BadJob(f"job {seq}: {wrong}") from None
 
 
+def is_separator(word: str) -> bool:
+    """Return whether a word means to begin a list of arguments."""
+    return word.startswith(SEPARATOR) and not word.strip(":+")
+
+
 def _split(words: Sequence[str]) -> list[list[str]]:
     """Return the words between separators."""
     parts: list[list[str]] = [[]]
     for word in words:
         if word == SEPARATOR:
             parts.append([])
-        elif word.startswith(SEPARATOR) and not word.strip(":+"):
+        elif is_separator(word):
             raise BadJob(f"{word}: is not known; lists of arguments begin with :::")
         else:
             parts[-1].append(word)
