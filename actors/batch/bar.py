@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Final
 
 from rich.console import Console
-from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TextColumn
 
 from actors.batch.tally import Tally
@@ -33,17 +32,17 @@ class Bar:
         )
         self._task = self._progress.add_task("", total=None)
         self._visible = False
+        self._away = False
         self._mid_line = False
-        self._written = 0
 
     def draw(self, tally: Tally, wall: float) -> None:
-        """Show it."""
-        flow = (tally.written - self._written) / self.period
-        self._written = tally.written
+        """Show it, unless it is to be away."""
+        if self._away:
+            return
         total = None if tally.total is None else tally.total - tally.skipped
         self._progress.update(
             self._task,
-            description=f"{tally.line(wall)}, {decimal(int(flow))}/s of output",
+            description=tally.line(wall),
             completed=tally.done,
             total=total,
         )
@@ -63,7 +62,11 @@ class Bar:
     def hidden(self) -> Iterator[None]:
         """Take it away; the next time to draw it brings it back."""
         self.close()
-        yield
+        self._away = True
+        try:
+            yield
+        finally:
+            self._away = False
 
     def wrote(self, data: bytes) -> None:
         """Note whether a line was left without its end."""

@@ -1,6 +1,7 @@
 """What a batch writes to stdout: the output of jobs, or objects for programs."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
@@ -55,18 +56,28 @@ class Texts:
 
     async def job(self, job: Job, _outcome: Outcome, spool: Spool) -> None:
         """Write the output of a job to our stdout and stderr."""
-        if not any(spool.sizes.values()):
-            return
-        with self._screen.hidden():
-            for stream in STREAMS:
-                tagger = Tagger(job.tag)
-                for data in spool.pieces(stream):
-                    text = tagger.tagged(data) if self._tag else data
-                    await write(FDS[stream], text)
-                    self._screen.wrote(text)
+        for stream in STREAMS:
+            if os.isatty(FDS[stream]) and spool.sizes[stream]:
+                with self._screen.hidden():
+                    await self._stream(job, stream, spool, self._screen.wrote)
+            else:
+                await self._stream(job, stream, spool, _ignore)
+
+    async def _stream(
+        self, job: Job, stream: str, spool: Spool, wrote: Callable[[bytes], None]
+    ) -> None:
+        tagger = Tagger(job.tag)
+        for data in spool.pieces(stream):
+            text = tagger.tagged(data) if self._tag else data
+            await write(FDS[stream], text)
+            wrote(text)
 
     async def end(self, _summary: dict[str, Any]) -> None:
         """Write nothing more."""
+
+
+def _ignore(_data: bytes) -> None:
+    """Do nothing: it was not written to a terminal."""
 
 
 class Silence:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final, Protocol
 
 from actors.batch.tally import Tally
@@ -62,5 +62,6 @@ def view() -> View:
 
 def tell(words: str) -> None:
     """Write words to stderr."""
-    sys.stderr.write(f"creche: {words}\n")
-    sys.stderr.flush()
+    with suppress(BrokenPipeError):  # nobody reads them, so nobody misses them
+        sys.stderr.write(f"creche: {words}\n")
+        sys.stderr.flush()

@@ -140,6 +140,7 @@ class Batch:
         except asyncio.CancelledError:
             if self.signal is None:
                 raise
+            return self._exit_code()
         code = self._exit_code()
         await self._show.end({**self._tally.facts(self._wall()), "exit_code": code})
         return code

@@ -17,7 +17,6 @@ LAST_BYTES: Final = 1024
 """Bytes that these are looked for in."""
 _WIDTH: Final = 100
 """Characters of a command or a line that it shows."""
-_MIB: Final = 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -45,6 +44,7 @@ class Tally:
     written: int = 0
     cpu: float = 0.0
     peak: int = 0
+    _told: tuple[float, int] = (0.0, 0)
     _slowest: list[tuple[float, int, str]] = field(default_factory=list)
     _failures: list[str] = field(default_factory=list)
 
@@ -55,7 +55,7 @@ class Tally:
             usage = outcome.status.usage
             self.cpu += usage.user + usage.sys
             self.peak = max(self.peak, usage.max_rss)
-        entry = (outcome.runtime, -job.seq, _short(job.command))
+        entry = (outcome.runtime, -job.seq, job.command[: _WIDTH + 1])
         heapq.heappush(self._slowest, entry)
         if len(self._slowest) > SLOWEST:
             heapq.heappop(self._slowest)
@@ -88,13 +88,16 @@ class Tally:
         }
 
     def line(self, wall: float) -> str:
-        """Return how far it is, in a line."""
-        of = "" if self.total is None else f" of {self.total - self.skipped}"
+        """Return how far it is; the rate of output is that since the last line."""
+        of = "" if self.total is None else f"/{self.total - self.skipped}"
+        before, written = self._told
+        flow = (self.written - written) / (wall - before) if wall > before else 0.0
+        self._told = wall, self.written
         left = self.remaining(wall)
         rest = "" if left is None else f", {left:.0f} s left"
         return (
             f"{self.done}{of} done, {self.failed} failed, {self.running} running, "
-            f"{self.rate(wall):.1f}/s{rest}"
+            f"{self.rate(wall):.1f}/s, {_amount(flow)}/s{rest}"
         )
 
     def summary(self, wall: float) -> str:
@@ -102,7 +105,7 @@ class Tally:
         first = (
             f"{self.done} done, {self.failed} failed{self._others()}; "
             f"{wall:.1f} s, {self.rate(wall):.1f}/s, CPU {self.cpu:.1f} s, "
-            f"peak memory {self.peak / _MIB:.1f} MiB"
+            f"peak memory {_amount(self.peak)}"
         )
         slowest = _named("slowest", self._slow() if self.done > 1 else [])
         failed = _named("failed", self._failures)
@@ -117,7 +120,9 @@ class Tally:
 
     def _slow(self) -> list[str]:
         found = sorted(self._slowest, reverse=True)
-        return [f"    {took:.3f} s  #{-seq}  {what}" for took, seq, what in found]
+        return [
+            f"    {took:.3f} s  #{-seq}  {_short(line)}" for took, seq, line in found
+        ]
 
 
 def _named(what: str, lines: list[str]) -> list[str]:
@@ -132,5 +137,16 @@ def _failure(job: Job, outcome: Outcome, last: bytes) -> str:
 
 def _short(text: str) -> str:
     """Return the beginning of a text, in one line that moves no cursor."""
-    plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return plain if len(plain) <= _WIDTH else plain[: _WIDTH - 1] + "…"
+    start = text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in start)
+
+
+def _amount(size: float) -> str:
+    """Return a number of bytes as people read it."""
+    if size < 1024:
+        return f"{size:.0f} B"
+    for unit in ("KiB", "MiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} GiB"

@@ -12,6 +12,18 @@ SHARE: Final = 256 * 1024
 """Bytes that are written before others get their turn."""
 
 
+def fill() -> None:
+    """Open /dev/null for each standard stream that was closed when we started.
+
+    The next file opened would take its number, and get the output of jobs.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
 async def readable(fd: int) -> None:
     """Wait until there is something to read, or the end of it."""
     loop = asyncio.get_running_loop()

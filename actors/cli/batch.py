@@ -29,9 +29,12 @@ class _Limit(click.ParamType[Limit]):
     ) -> Limit:
         if isinstance(value, Limit):
             return value
-        if share := re.fullmatch(r"(\d+(?:\.\d*)?)%", value):
+        if share := re.fullmatch(r"([1-9]\d*)%", value):
             return Limit(share=float(share[1]) / 100)
-        return Limit(seconds=words.SECONDS.convert(value, param, ctx))
+        seconds = words.SECONDS.convert(value, param, ctx)
+        if not seconds:
+            self.fail("no job could end before 0 seconds are over", param, ctx)
+        return Limit(seconds=seconds)
 
 
 class _Halt(click.ParamType[Any]):
@@ -57,7 +60,6 @@ class _Halt(click.ParamType[Any]):
 )
 @click.option(
     "--timeout",
-    "limit",
     type=_Limit(),
     default=Limit(),
     metavar="TIME|N%",
@@ -129,7 +131,7 @@ def _check(arguments: tuple[str, ...], options: dict[str, Any]) -> None:
         raise click.UsageError("--resume needs --joblog: it says what is finished")
     if options["as_json"] and options["as_jsonl"]:
         raise click.UsageError("--json and --jsonl exclude each other")
-    if not arguments and sys.stdin.isatty():
+    if not arguments and os.isatty(0):
         raise click.UsageError("give files of jobs, - for stdin, or COMMAND ::: ARG…")
 
 
@@ -149,14 +151,15 @@ def _run(arguments: tuple[str, ...], options: dict[str, Any]) -> tuple[int, str 
     except EngineError as error:
         return words.ENGINE_TROUBLE, str(error)
     except OSError as error:  # output or results are on a full disk, for one
-        return words.ENGINE_TROUBLE, error.strerror or str(error)
+        where = f"{error.filename}: " if error.filename else ""
+        return words.ENGINE_TROUBLE, f"{where}{error.strerror or error}"
 
 
 def _order(arguments: tuple[str, ...], options: dict[str, Any]) -> Any:
     from actors.batch.command import Order  # noqa: PLC0415
     from actors.batch.runner import Plan  # noqa: PLC0415
 
-    limit: Limit = options["limit"]
+    limit: Limit = options["timeout"]
     form = "json" if options["as_json"] else "jsonl" if options["as_jsonl"] else "text"
     plan = Plan(
         jobs=options["jobs"] or PER_CORE * (os.cpu_count() or 1),

@@ -233,7 +233,12 @@ def test_a_tally_counts_and_names() -> None:
     }
     assert tally.rate(10.0) == 1.3
     assert tally.remaining(13.0) == 5.0
-    assert tally.line(13.0) == "13 of 18 done, 8 failed, 1 running, 1.0/s, 5 s left"
+    tally.written = 13 * 1536
+    line = "13/18 done, 8 failed, 1 running, 1.0/s"
+    assert tally.line(13.0) == f"{line}, 1.5 KiB/s, 5 s left"
+    assert tally.line(13.0) == f"{line}, 0 B/s, 5 s left"
+    tally.written += 2**41
+    assert tally.line(15.0).split(", ")[4] == "1024.0 GiB/s"
     told = tally.summary(10.0).splitlines()
     assert told[0] == (
         "13 done, 8 failed, 2 finished before, 1 dropped unfinished; "
@@ -259,7 +264,7 @@ def test_a_tally_counts_and_names() -> None:
 def test_a_tally_of_nothing_says_so() -> None:
     tally = Tally()
     assert tally.remaining(1.0) is None
-    assert tally.line(0.0) == "0 done, 0 failed, 0 running, 0.0/s"
+    assert tally.line(0.0) == "0 done, 0 failed, 0 running, 0.0/s, 0 B/s"
     assert len(tally.summary(0.0).splitlines()) == 1
 
 
