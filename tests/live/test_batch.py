@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import select
 import shlex
 import signal
@@ -12,11 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import pyte
 import pytest
 
 from actors import embedded
 from actors.batch.joblog import HEADER
+from actors.batch.jobs import FIELDS
+from actors.cli.batch import batch as command
 from tests.helpers import FOREVER, NOT_BLOCKED, eventually, gone, tag
 
 if TYPE_CHECKING:
@@ -255,6 +259,50 @@ def test_output_that_is_refused_is_trouble_in_a_sentence() -> None:
     assert b"Traceback" not in done.stderr
 
 
+def test_a_closed_stdout_is_not_taken_for_the_joblog(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def closed() -> None:
+        os.close(1)
+
+    done = batch("--joblog", str(log), ":::", "echo a", preexec_fn=closed)
+    assert done.returncode == 0
+    assert [fields[8] for fields in logged(log)] == ["echo a"]
+
+
+def test_an_engine_that_is_lost_is_trouble_in_a_sentence(tmp_path: Path) -> None:
+    word, log = tag(), tmp_path / "log"
+    jobs = ["echo a", f"sleep {FOREVER} # {word}"]
+    with shared(tmp_path) as (server, endpoint):
+        words = ["--endpoint", endpoint, "-j1", "--joblog", str(log), ":::"]
+        with started(*words, *jobs) as process:
+            eventually(lambda: tagged(word), PATIENCE)
+            server.kill()
+            _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 125
+    assert err.decode().splitlines()[-1].startswith("creche: ")
+    assert b"Traceback" not in err
+    assert numbers(log) == [1]
+    gone(word)
+
+
+@contextmanager
+def shared(place: Path) -> "Iterator[tuple[subprocess.Popen[bytes], str]]":
+    """Give a shared broker, and where it listens."""
+    endpoint = f"ipc://{place}/shared/broker.sock"
+    with subprocess.Popen(
+        [*BATCH[:-1], "serve", "--endpoint", endpoint],
+        env=embedded.environment(),
+        stdout=subprocess.PIPE,
+    ) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        try:
+            yield server, endpoint
+        finally:
+            server.terminate()
+
+
 def test_the_summary_names_the_slowest_and_what_failed() -> None:
     done = batch("-j1", ":::", "sleep 0.2", "echo a; echo why >&2; exit 3", "true")
     first, *told = done.stderr.decode().splitlines()
@@ -343,15 +391,8 @@ def test_results_may_be_lines(tmp_path: Path) -> None:
 
 
 def test_a_shared_broker_may_run_them(tmp_path: Path) -> None:
-    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
-    serve = [*BATCH[:-1], "serve", "--endpoint", endpoint]
-    with subprocess.Popen(
-        serve, env=embedded.environment(), stdout=subprocess.PIPE
-    ) as server:
-        assert server.stdout is not None
-        server.stdout.readline()
+    with shared(tmp_path) as (_, endpoint):
         done = batch("-k", "echo", ":::", "1", "2", env={"CRECHE_BROKER": endpoint})
-        server.terminate()
     assert done.stdout == b"1\n2\n"
 
 
@@ -383,7 +424,8 @@ def test_a_torn_line_is_cut_off_and_its_job_run_again(tmp_path: Path) -> None:
     results.write_bytes(results.read_bytes()[:-9])
     done = batch(*words, *jobs)
     assert done.stdout == b"three\n"
-    assert [fields[0] for fields in logged(log)] == ["1", "2", "3"]
+    ends = [(fields[0], *fields[8:]) for fields in logged(log)]
+    assert ends == [("1", "echo one"), ("2", "echo two"), ("3", "echo three")]
     found = [json.loads(line) for line in results.read_text().splitlines()]
     assert [(item["seq"], item["stdout"]) for item in found] == [
         (1, "one\n"),
@@ -448,6 +490,40 @@ def check_whole(results: Path, finished: set[int]) -> None:
             assert (place / "seq").read_text() == place.name
         if "stdout" in found:
             assert (place / "stdout").read_bytes() == b"x" * SIZE
+
+
+# -- the page ---------------------------------------------------------------------
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "batch.md").read_text()
+SESSIONS = re.findall(r"^```console\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+def test_the_page_shows_what_a_shell_shows(session: str, tmp_path: Path) -> None:
+    program = tmp_path / "creche"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m actors "$@"\n')
+    program.chmod(0o700)
+    lines = [line for line in session.splitlines() if line.startswith("$ ")]
+    script = "".join(f"{line[2:]}\n" for line in lines)
+    done = subprocess.run(
+        ["bash", "-c", f"PATH={tmp_path}:$PATH\n{script}"],
+        cwd=tmp_path,
+        env=embedded.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        timeout=PATIENCE,
+        check=True,
+        text=True,
+    )
+    shown = [line for line in session.splitlines() if not line.startswith("$ ")]
+    assert done.stdout.split() == " ".join(shown).split()
+
+
+def test_the_page_names_every_option_and_field() -> None:
+    for parameter in command.params:
+        for name in parameter.opts if isinstance(parameter, click.Option) else ():
+            assert f"`{name}" in PAGE, name
+    assert [name for name in FIELDS if f"`{name}`" not in PAGE] == []
 
 
 # -- on a terminal ----------------------------------------------------------------
