@@ -276,7 +276,7 @@ def test_an_engine_that_is_lost_is_trouble_in_a_sentence(tmp_path: Path) -> None
     with shared(tmp_path) as (server, endpoint):
         words = ["--endpoint", endpoint, "-j1", "--joblog", str(log), ":::"]
         with started(*words, *jobs) as process:
-            eventually(lambda: tagged(word), PATIENCE)
+            eventually(lambda: numbers(log) == [1], PATIENCE)
             server.kill()
             _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 125
