@@ -25,6 +25,13 @@ class Screen(Protocol):
         """Note what was written last."""
 
 
+class Places(Protocol):
+    """Where results are."""
+
+    def directory(self, job: Job) -> str | None:
+        """Return where those of a job will be, if they have a place of their own."""
+
+
 class Show(Protocol):
     """What becomes visible of jobs that ended, one at a time."""
 
@@ -94,10 +101,10 @@ class Events:
     """An object in each line: one for each job, and a summary.
 
     Args:
-        results: gives the directory of a job's results, if they have one.
+        results: where those of the jobs are.
     """
 
-    def __init__(self, results: Any) -> None:
+    def __init__(self, results: Places) -> None:
         self._results = results
 
     async def job(self, job: Job, outcome: Outcome, spool: Spool) -> None:

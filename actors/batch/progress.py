@@ -29,7 +29,7 @@ class View(Protocol):
         """Take it away for good."""
 
 
-class Lines:
+class Plain:
     """A line now and then."""
 
     period = EVERY
@@ -55,9 +55,9 @@ def view() -> View:
         try:
             from actors.batch.bar import Bar  # noqa: PLC0415 - of the extra `ui`
         except ImportError:
-            return Lines()
+            return Plain()
         return Bar()
-    return Lines()
+    return Plain()
 
 
 def tell(words: str) -> None:

@@ -3,11 +3,14 @@
 import os
 import re
 import sys
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from actors.cli import words
+
+if TYPE_CHECKING:
+    from actors.batch.command import Order
 
 INTERRUPTED, READER_GONE = words.SIGNALLED + 2, words.SIGNALLED + 13
 PER_CORE: Final = 2
@@ -155,8 +158,8 @@ def _run(arguments: tuple[str, ...], options: dict[str, Any]) -> tuple[int, str 
         return words.ENGINE_TROUBLE, f"{where}{error.strerror or error}"
 
 
-def _order(arguments: tuple[str, ...], options: dict[str, Any]) -> Any:
-    from actors.batch.command import Order  # noqa: PLC0415
+def _order(arguments: tuple[str, ...], options: dict[str, Any]) -> "Order":
+    from actors.batch import command  # noqa: PLC0415 - see the package's docstring
     from actors.batch.runner import Plan  # noqa: PLC0415
 
     limit: Limit = options["timeout"]
@@ -170,7 +173,7 @@ def _order(arguments: tuple[str, ...], options: dict[str, Any]) -> Any:
         ordered=options["keep_order"],
         endpoint=options["endpoint"] or None,
     )
-    return Order(
+    return command.Order(
         words=arguments or ("-",),
         plan=plan,
         joblog=options["joblog"],
