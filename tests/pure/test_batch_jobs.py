@@ -1,7 +1,7 @@
 """What is a job, and what is told of one that is none."""
 
 import json
-import subprocess
+import shlex
 from typing import Any
 
 import pytest
@@ -37,10 +37,8 @@ words = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 
 
 @given(st.lists(words, min_size=1, max_size=4))
-def test_a_quoted_word_is_read_back_by_a_shell(texts: list[str]) -> None:
-    line = f"printf '%s\\0' {command_line(texts)}"
-    read = subprocess.run(["sh", "-c", line], capture_output=True, check=True)
-    assert read.stdout.split(b"\0")[:-1] == [text.encode() for text in texts]
+def test_quoted_words_are_read_back(texts: list[str]) -> None:
+    assert shlex.split(command_line(texts)) == texts
 
 
 @pytest.mark.parametrize(
