@@ -123,7 +123,10 @@ def batch(arguments: tuple[str, ...], **options: Any) -> None:
     the engine, 130 Ctrl-C.
     """
     _check(arguments, options)
-    code, message = _run(arguments, options)
+    try:
+        code, message = _run(arguments, options)
+    except KeyboardInterrupt:  # before there was anything to interrupt
+        sys.exit(INTERRUPTED)
     if message is not None:
         click.echo(f"creche: {message}", err=True)
     sys.exit(code)
@@ -149,8 +152,6 @@ def _run(arguments: tuple[str, ...], options: dict[str, Any]) -> tuple[int, str 
         return words.USAGE, str(wrong)
     except command.ReaderGone:
         return READER_GONE, None
-    except KeyboardInterrupt:  # before there was anything to interrupt
-        return INTERRUPTED, None
     except EngineError as error:
         return words.ENGINE_TROUBLE, str(error)
     except OSError as error:  # output or results are on a full disk, for one
