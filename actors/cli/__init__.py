@@ -14,6 +14,7 @@ from actors import __version__
 
 VERBS: Final = (
     "run",
+    "batch",
     "ps",
     "logs",
     "attach",

@@ -1,0 +1,79 @@
+"""A progress bar on a terminal, by rich."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from actors.batch.tally import Tally
+
+PERIOD: Final = 0.25
+"""Seconds from one sight of it to the next."""
+
+
+class Bar:
+    """A bar with counts, below the output; it is away while output is written."""
+
+    period = PERIOD
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            BarColumn(bar_width=None),
+            TextColumn("{task.description}"),
+            console=Console(stderr=True),
+            auto_refresh=False,  # no thread: it is drawn when it is told to
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            expand=True,
+        )
+        self._task = self._progress.add_task("", total=None)
+        self._visible = False
+        self._away = False
+        self._mid_line = False
+
+    def draw(self, tally: Tally, wall: float) -> None:
+        """Show it, unless it is to be away."""
+        if self._away:
+            return
+        total = None if tally.total is None else tally.total - tally.skipped
+        self._progress.update(
+            self._task,
+            description=tally.line(wall),
+            completed=tally.done,
+            total=total,
+        )
+        if not self._visible:
+            self._appear()
+        self._progress.refresh()
+
+    def _appear(self) -> None:
+        if self._mid_line:
+            sys.stderr.write("\n")  # the bar would take the place of that line
+            sys.stderr.flush()
+        self._mid_line = False
+        self._visible = True
+        self._progress.start()
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Take it away; the next time to draw it brings it back."""
+        self.close()
+        self._away = True
+        try:
+            yield
+        finally:
+            self._away = False
+
+    def wrote(self, data: bytes) -> None:
+        """Note whether a line was left without its end."""
+        self._mid_line = not data.endswith(b"\n")
+
+    def close(self) -> None:
+        """Take it away."""
+        if self._visible:
+            self._progress.stop()
+        self._visible = False
