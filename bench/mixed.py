@@ -58,6 +58,8 @@ class Load:
 
     def __init__(self, system: Creche, endpoint: str) -> None:
         self.done: Counter[str] = Counter()
+        self.begun = asyncio.Event()
+        """Set once there was work of each kind: the minutes are counted from then on."""
         self._system = system
         self._endpoint = endpoint
 
@@ -66,6 +68,13 @@ class Load:
         done = {name: float(self.done[name]) for name in KINDS}
         self.done.clear()
         return done
+
+    async def again(self, job: Job, over: asyncio.Event) -> None:
+        """Do a job until it is over."""
+        while not over.is_set():
+            await job()
+            if all(self.done[name] for name in KINDS):
+                self.begun.set()
 
     def jobs(self) -> list[Job]:
         """Return what goes on at once, as often as it does."""
@@ -171,7 +180,8 @@ async def run(minutes: int, directory: Path, *, minute: float = MINUTE) -> list[
         found, over = [], asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for job in load.jobs():
-                group.create_task(_again(job, over))
+                group.create_task(load.again(job, over))
+            await load.begun.wait()
             for _ in range(minutes):
                 await asyncio.sleep(minute)
                 found.append({**load.taken(), **watch.held()})
@@ -179,11 +189,6 @@ async def run(minutes: int, directory: Path, *, minute: float = MINUTE) -> list[
         await one.aclose()
         await system.stop()
     return found
-
-
-async def _again(job: Job, over: asyncio.Event) -> None:
-    while not over.is_set():
-        await job()
 
 
 @contextmanager
