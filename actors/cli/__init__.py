@@ -12,7 +12,7 @@ import click
 
 from actors import __version__
 
-VERBS: Final = ("run", "serve", "doctor")
+VERBS: Final = ("run", "serve", "doctor", "mcp")
 """In the order of `--help`. Each is a command of this name in a module of this name."""
 
 
