@@ -19,7 +19,7 @@ from typing import Final
 
 import actors
 from actors import agent
-from actors.toolbox import KEPT
+from actors.toolbox import SETTINGS
 
 SERVER: Final = "actors.mcp_server"
 
@@ -40,8 +40,7 @@ def run(endpoint: str | None) -> None:
 
 async def _run(endpoint: str | None) -> None:
     loading = asyncio.ensure_future(asyncio.to_thread(import_module, SERVER))
-    settings = actors.Settings(retention=actors.OutputPolicy.head_tail(KEPT))
-    async with actors.Engine(endpoint, settings=settings) as engine:
+    async with actors.Engine(endpoint, settings=SETTINGS) as engine:
         server = await loading
         async with engine.scope(capacity=agent.SESSIONS) as scope:
             await server.serve(scope)

@@ -28,9 +28,8 @@ from typing import Any, Final, NamedTuple
 import actors
 from actors import agent
 
-KEPT: Final = 1024 * 1024
-"""Bytes kept of what a session wrote since it was looked at: the first half and the
-last, as an agent reads the beginning and the end of what is too long."""
+SETTINGS: Final = actors.Settings(retention=actors.OutputPolicy.head_tail(1024 * 1024))
+"""Of the engine: an agent reads the beginning and the end of what is too long."""
 LAST_WORDS: Final = 1.0
 """Seconds that a kill waits for the rest of the output of what it ended."""
 

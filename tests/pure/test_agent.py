@@ -72,6 +72,14 @@ def test_null_is_as_good_as_left_out() -> None:
     )
 
 
+def test_what_is_given_is_taken() -> None:
+    given = {"cmd": "ls", "workdir": "/", "shell": "/bin/sh", "login": False}
+    given |= {"tty": True, "yield_time_ms": 1, "max_output_tokens": 0}
+    assert EXEC.read(given) == given
+    sizes = {"session_id": 1000, "rows": 1, "cols": 65535}
+    assert RESIZE.read(sizes) == sizes
+
+
 def test_whole_numbers_may_be_written_with_a_point() -> None:
     values = EXEC.read({"cmd": "true", "yield_time_ms": 500.0})
     assert values["yield_time_ms"] == 500
