@@ -47,6 +47,16 @@ def parse(arguments: Sequence[str]) -> Options:
         default="auto",
         help="how trees are held together",
     )
+    parser.add_argument(
+        "--ready-fd",
+        type=int,
+        help="descriptor to write the endpoint to, once clients can connect",
+    )
+    parser.add_argument(
+        "--print-endpoint",
+        action="store_true",
+        help="print the endpoint alone once clients can connect",
+    )
     parser.add_argument("--log", help="file for unhandled errors of engine processes")
     options = Options(**vars(parser.parse_args(arguments)))
     if options.endpoint is None and options.keeper is None:

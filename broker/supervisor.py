@@ -28,7 +28,8 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from broker import auth, cgroup, pool, tree
+from broker import auth, cgroup, lease, pool, tree
+from broker.notices import Manager, Notices
 from broker.opening import Opening, Options, Pool, say
 from broker.pipe import Leg, LegClosed
 from broker.wire import Kind, Message
@@ -65,6 +66,15 @@ class Supervisor:
         self.lifeline = self.directory.listen(auth.LIFELINE_SOCKET)
         self.wake = pool.wake_on_child()
         self.ending = False
+        self.lease = lease.Page(self.page)
+        self.notices = Notices(
+            # What an embedded engine was started with is meant for its client.
+            Manager("", None)
+            if options.keeper is not None
+            else Manager.found(os.environ, os.getpid()),
+            options.ready_fd,
+            bare=options.print_endpoint,
+        )
         self.replaced: list[float] = []
         self.pool_pid = self.pool.pid
         self.broker_pid = 0
@@ -98,6 +108,7 @@ class Supervisor:
             signal.signal(number, signal.SIG_DFL)
         self.pool.lifeline.close()
         self.control.close()
+        self.notices.close()
         if self.options.keeper is not None:
             os.close(self.options.keeper)
         from broker import server  # noqa: PLC0415 - see the docstring
@@ -127,7 +138,7 @@ class Supervisor:
             if self.pool_pid == 0:
                 self._replace_pool()
                 continue
-            ready = {fd for fd, _ in poller.poll()}
+            ready = {fd for fd, _ in poller.poll(self._beat())}
             if self.wake in ready:
                 os.read(self.wake, 4096)
                 self._reap()
@@ -155,8 +166,12 @@ class Supervisor:
 
     def _announce(self) -> None:
         if self.options.keeper is None:
-            with suppress(OSError):  # nobody reads it: the broker serves all the same
-                os.write(1, f"creche broker ready {self.endpoint}\n".encode())
+            self.notices.ready(self.endpoint)
+
+    def _beat(self) -> int | None:
+        """Show who wants to know that the broker lives; return milliseconds to wait."""
+        now = time.monotonic()
+        return self.notices.beat(now, alive=self.lease.age(now) < lease.DURATION)
 
     def _reap(self) -> None:
         while True:
@@ -206,6 +221,7 @@ class Supervisor:
     def end(self) -> None:
         """End everything that was started, in the one order."""
         self.ending = True
+        self.notices.stopping()
         if self.broker_pid:
             self.control.close()
             tree.signal_child(self.broker_pid, signal.SIGTERM)

@@ -14,7 +14,19 @@ import click
     "it is made if it is missing. By default creche/broker.sock in XDG_RUNTIME_DIR; "
     "without that, /run/creche/broker.sock for root, /tmp/creche-UID/broker.sock else.",
 )
-def serve(endpoint: str | None) -> None:
+@click.option(
+    "--ready-fd",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Write the endpoint to this descriptor, and close it, once clients can "
+    "connect.",
+)
+@click.option(
+    "--print-endpoint",
+    is_flag=True,
+    help="Print the endpoint alone, instead of the line that says ready.",
+)
+def serve(endpoint: str | None, ready_fd: int | None, *, print_endpoint: bool) -> None:
     """Be a broker for many clients.
 
     In the foreground, until SIGTERM or SIGINT. Once clients can connect, it prints the
@@ -24,10 +36,17 @@ def serve(endpoint: str | None) -> None:
 
     to stdout. What follows "ready" is what they take as `--endpoint`, `CRECHE_BROKER`
     or `actors.Engine(endpoint)`.
+
+    As a service of systemd (Type=notify) it tells when it is ready, that it ends, and
+    that it lives, if WatchdogSec asks.
     """
     from actors import embedded  # noqa: PLC0415 - see the package's docstring
 
     command = [sys.executable, "-P", "-m", "broker"]
     if endpoint is not None:
         command += ["--endpoint", endpoint]
+    if ready_fd is not None:
+        command += ["--ready-fd", str(ready_fd)]
+    if print_endpoint:
+        command.append("--print-endpoint")
     os.execve(sys.executable, command, embedded.environment())

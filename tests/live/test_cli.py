@@ -1,9 +1,11 @@
 """The command `creche`, as a shell sees it."""
 
+import configparser
 import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -40,13 +42,14 @@ def creche(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
 
 
 @contextmanager
-def started(*words: str) -> "Iterator[subprocess.Popen[bytes]]":
+def started(*words: str, **options: Any) -> "Iterator[subprocess.Popen[bytes]]":
     with subprocess.Popen(
         [*CRECHE, *words],
-        env=embedded.environment(),
+        env=embedded.environment() | options.pop("env", {}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        **options,
     ) as process:
         try:
             yield process
@@ -394,6 +397,64 @@ def test_a_shared_broker_tells_its_place_beforehand() -> None:
     assert "XDG_RUNTIME_DIR" in text
     assert "directory that is private" in text
     assert "creche broker ready ipc://PATH" in text
+
+
+def test_a_shared_broker_tells_its_service_manager(tmp_path: Path) -> None:
+    address = str(tmp_path / "manager")
+    told: list[bytes] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.settimeout(PATIENCE)
+
+        def hear(fact: bytes) -> None:
+            while fact not in told:
+                told.extend(manager.recv(4096).split(b"\n"))
+
+        wanted = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000"}
+        endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+        with started("serve", "--endpoint", endpoint, env=wanted) as server:
+            hear(b"READY=1")
+            assert f"STATUS=Serving at {endpoint}".encode() in told
+            told.clear()
+            hear(b"WATCHDOG=1")
+            told.clear()
+            hear(b"WATCHDOG=1")
+            server.terminate()
+            hear(b"STOPPING=1")
+            assert end_of(server) == 0
+
+
+def test_a_shared_broker_tells_a_descriptor(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    reading, writing = os.pipe()
+    words = ["--print-endpoint", "--endpoint", endpoint, "--ready-fd", str(writing)]
+    with started("serve", *words, pass_fds=(writing,)) as server:
+        os.close(writing)
+        with open(reading, "rb") as told:
+            # To its end: neither broker nor pool may hold a copy.
+            assert told.read() == f"{endpoint}\n".encode()
+        assert server.stdout is not None
+        assert server.stdout.readline() == f"{endpoint}\n".encode()
+        server.terminate()
+        assert end_of(server) == 0
+
+
+def test_a_descriptor_that_is_not_open_is_refused(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    done = creche("serve", "--endpoint", endpoint, "--ready-fd", "999")
+    assert done.returncode == 1
+    assert done.stderr == b"creche: ready-fd: 999 is no open descriptor\n"
+
+
+def test_the_unit_for_systemd_starts_what_there_is() -> None:
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]  # names are as written
+    unit.read(Path(__file__).resolve().parents[2] / "docs" / "creche-broker.service")
+    service = unit["Service"]
+    assert service["Type"] == "notify"
+    program, *words = service["ExecStart"].split()
+    assert os.path.basename(program) == "creche"
+    assert creche(*words, "--help").returncode == 0
 
 
 # -- doctor -----------------------------------------------------------------------
