@@ -10,9 +10,9 @@ systemd                READY=1, STOPPING=1, a STATUS= for people, and WATCHDOG=1
                        in the time that it allows, as long as the broker is alive
 =====================  ============================================================
 
-systemd, or whoever speaks like it, is found by NOTIFY_SOCKET. No child inherits that: it
-has the environment of its client. Nobody who stopped listening keeps a broker from
-serving.
+systemd, or whoever speaks like it, is found by NOTIFY_SOCKET. No child inherits that: a
+child has the environment of its client. Nobody who stopped listening keeps a broker
+from serving.
 """
 
 import os

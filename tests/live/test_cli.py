@@ -80,6 +80,18 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1].strip() == b"loaded"
 
 
+def test_the_manual_is_what_the_commands_say() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "cli.py"
+    done = subprocess.run(
+        [sys.executable, page, "--check"],
+        env=embedded.environment(),
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_its_version_is_the_packages() -> None:
     assert creche("--version").stdout.split()[-1] == __version__.encode()
 
@@ -471,6 +483,13 @@ def test_doctor_speaks_to_programs() -> None:
     assert found["containment"] in ("cgroup", "subreaper", "pgroup")
     assert found["creche"] == __version__
     assert all(sentence.endswith(".") for sentence in found["degraded"])
+    assert len(found["degraded"]) == list(found["capabilities"].values()).count(False)
+
+
+def test_doctor_says_what_each_field_is() -> None:
+    explained = creche("doctor", "--help").stdout.decode()
+    fields = json.loads(creche("doctor", "--json").stdout)
+    assert [name for name in fields if name not in explained] == []
 
 
 def test_doctor_names_what_is_worse_than_it_could_be() -> None:
