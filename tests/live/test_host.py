@@ -103,7 +103,7 @@ def test_namespaces_are_tried_in_a_process_apart(
 ) -> None:
     answers = list(refused) or [0]
     libc = SimpleNamespace(unshare=lambda _: answers.pop(0))
-    monkeypatch.setattr(host.ctypes, "CDLL", lambda _: libc)
+    monkeypatch.setattr("ctypes.CDLL", lambda _: libc)
     assert host._can_make_pid_namespace() is can
 
 

@@ -141,7 +141,10 @@ async def test_agents_find_the_names_that_they_know() -> None:
     bounds = ["yield_time_ms", "max_output_tokens"]
     assert given["exec_command"] == ["cmd", "workdir", "shell", "login", "tty", *bounds]
     assert given["write_stdin"] == ["session_id", "chars", *bounds]
-    assert listed["list_sessions"].annotations.read_only_hint
+    hints = {name: t.annotations for name, t in listed.items()}
+    assert [n for n, hint in hints.items() if hint and hint.read_only_hint] == [
+        "list_sessions"
+    ]
 
 
 async def test_a_command_that_ends_has_an_exit_code_and_no_session() -> None:
