@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from actors.cli import words
+from actors.cli import lean, words
 
 if TYPE_CHECKING:
     from actors.events import ExitStatus
@@ -81,6 +81,7 @@ def _run(
     command: tuple[str, ...], options: dict[str, Any], endpoint: str | None
 ) -> tuple[int, dict[str, Any]]:
     """Return the exit code, and what there is to report."""
+    lean.import_event_loop()
     from actors import foreground  # noqa: PLC0415 - see the package's docstring
     from broker.errors import EngineError  # noqa: PLC0415
 

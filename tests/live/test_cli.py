@@ -80,6 +80,24 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1].strip() == b"loaded"
 
 
+def test_a_run_imports_no_tls_and_leaves_it_to_be_imported() -> None:
+    code = (
+        "import sys; from actors.cli import main\n"
+        "try: main(['run', 'true'], 'creche')\n"
+        "except SystemExit as end: print(end.code, 'asyncio' in sys.modules)\n"
+        "print('_ssl' in sys.modules); import ssl; print(bool(ssl.OPENSSL_VERSION))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=embedded.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.stdout.split() == [b"0", b"True", b"False", b"True"], done.stderr
+
+
 def test_the_manual_is_what_the_commands_say() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "cli.py"
     done = subprocess.run(
