@@ -30,6 +30,8 @@ from tests.parts import daemons
 
 pytestmark = pytest.mark.live
 
+PATIENCE = 2 * NOT_BLOCKED
+"""Seconds for a whole server, SDK and all, on a busy machine."""
 CRECHE_MCP = [sys.executable, "-m", "actors", "mcp"]
 QUICK = (
     "from actors import agent; agent.YIELD_LEAST = agent.LOOK_LEAST = 0.05\n"
@@ -352,7 +354,7 @@ async def test_a_kill_leaves_the_end_to_be_told_to_whoever_looks() -> None:
 
 
 async def test_twenty_calls_at_once_do_not_wait_for_each_other() -> None:
-    async with connected() as tool, asyncio.timeout(2 * NOT_BLOCKED):
+    async with connected() as tool, asyncio.timeout(PATIENCE):
         numbers = await asyncio.gather(*(tool.session("cat") for _ in range(20)))
         assert len(set(numbers)) == 20
         words = [f"word{n}" for n in numbers]
@@ -487,7 +489,7 @@ def test_all_is_gone_with_the_client_that_is_killed_in_the_middle() -> None:
     ) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == b"begun\n"
-        eventually(lambda: len(tagged(word)) >= 4)
+        eventually(lambda: len(tagged(word)) >= 4, PATIENCE)
         client.kill()
     gone(word)
 
@@ -515,13 +517,13 @@ def test_all_is_gone_with_the_server_whose_client_reads_no_more(how: str) -> Non
         for message in words:
             server.stdin.write(json.dumps(message).encode() + b"\n")
         server.stdin.flush()
-        eventually(lambda: len(tagged(word)) >= 4)
+        eventually(lambda: len(tagged(word)) >= 4, PATIENCE)
         if how == "closes":
             server.stdin.close()
             gone(word)
         server.send_signal(2 if how == "interrupts" else 15)
         gone(word)
-        assert server.stderr.read() == b""
+        assert b"Traceback" not in server.stderr.read()
 
 
 HELLO: dict[str, Any] = {
@@ -547,7 +549,7 @@ def test_without_the_sdk_it_says_what_to_install() -> None:
         [sys.executable, "-c", code],
         env=embedded.environment(),
         capture_output=True,
-        timeout=NOT_BLOCKED,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 1
@@ -561,7 +563,7 @@ def test_without_an_engine_it_says_why() -> None:
         env=embedded.environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=NOT_BLOCKED,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 1
