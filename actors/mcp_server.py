@@ -7,7 +7,6 @@ of ours is an error of the protocol.
 
 import json
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any, Final
 
 from mcp import types
@@ -81,9 +80,11 @@ async def serve(scope: actors.Scope) -> None:
     no more.
     """
     made = server(Toolbox(scope))
-    with suppress(BrokenPipeError):
+    try:
         async with stdio_server() as (reading, writing):
             try:
                 await made.run(reading, writing, made.create_initialization_options())
             finally:
                 await scope.aclose()
+    except* BrokenPipeError:
+        pass  # the client went in the middle of an answer

@@ -486,12 +486,15 @@ def test_all_is_gone_with_the_client_that_is_killed_in_the_middle() -> None:
         [sys.executable, "-c", CLIENT, line(daemons(word))],
         env=embedded.environment(),
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as client:
         assert client.stdout is not None
+        assert client.stderr is not None
         assert client.stdout.readline() == b"begun\n"
         eventually(lambda: len(tagged(word)) >= 4, PATIENCE)
         client.kill()
-    gone(word)
+        gone(word)
+        assert b"Traceback" not in client.stderr.read()
 
 
 @pytest.mark.parametrize("how", ["closes", "terminates", "interrupts"])
