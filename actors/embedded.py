@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from actors.settings import Settings
@@ -126,7 +125,7 @@ def command(keeper: int, settings: Settings) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Return the environment in which `-m broker` finds these very packages."""
-    root = str(Path(errors.__file__).resolve().parent.parent)
+    root = os.path.dirname(os.path.dirname(os.path.realpath(errors.__file__)))
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = [root, *(os.path.abspath(path) for path in given if path)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from actors.child import Child
 from actors.connection import Connection, Room
@@ -17,6 +16,9 @@ from actors.shell import Shell, shell_argv, shell_options
 from actors.spec import Spec
 from actors.subscription import LifecycleStream
 from broker import errors
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Scope:
@@ -237,7 +239,7 @@ class Scope:
         owned = self._connection.owned_by(self.name)
         return await self._connection.kill_many([record.id for record in owned])
 
-    async def scratch(self) -> Path:
+    async def scratch(self) -> "Path":
         """Return a private directory of this scope, mode 0700; made at the first call.
 
         It is removed with all that is in it when the scope or the engine is closed and

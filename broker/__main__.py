@@ -58,6 +58,16 @@ def parse(arguments: Sequence[str]) -> Options:
         help="seconds that children and clients outlive a lost broker, which is "
         f"replaced meanwhile; 0: they do not (default {GRACE:g})",
     )
+    parser.add_argument(
+        "--ready-fd",
+        type=int,
+        help="descriptor to write the endpoint to, once clients can connect",
+    )
+    parser.add_argument(
+        "--print-endpoint",
+        action="store_true",
+        help="print the endpoint alone once clients can connect",
+    )
     parser.add_argument("--log", help="file for unhandled errors of engine processes")
     given = parser.parse_args(arguments)
     if given.grace is None:

@@ -4,6 +4,7 @@ For the broker and for `creche doctor`. Pool and worker never import it: psutil 
 triple the memory of every worker.
 """
 
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -11,16 +12,21 @@ import resource
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import psutil
 
 from broker import capacity, cgroup, tree
 from broker.registry import Capacity
 
-__all__ = ["Host", "report", "versions"]
+__all__ = ["Finding", "Host", "report", "versions"]
 
 # From asm-generic/socket.h, Linux 6.5; Python has no name for it yet.
 SO_PEERPIDFD = 77
+
+# From linux/sched.h; Python has names for them from 3.12 on.
+_CLONE_NEWUSER: Final = 0x10000000
+_CLONE_NEWPID: Final = 0x20000000
 
 # What a broker with a few hundred sessions needs: a leg, a log and a lifeline for each.
 _FEW_FILES = 4096
@@ -30,6 +36,18 @@ _LITTLE_SHM = 64 << 20
 
 SESSION_MEMORY = 1 << 20
 """Bytes of an idle session, its child not counted."""
+
+
+class Finding(NamedTuple):
+    """One thing that a machine offers, or not as it could.
+
+    Attributes:
+        name: What it is.
+        advice: What is worse for it, and what to do; empty if nothing is.
+    """
+
+    name: str
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +62,10 @@ class Host:
         psutil: Likewise.
         containment: The best by which a tree can be held here: "cgroup", "subreaper",
             or "pgroup", which a child can leave.
+        subreaper: Whether a process can adopt the orphans below it.
+        cgroup: Whether a cgroup v2 can be made here.
+        pid_namespaces: Whether a namespace of pids can be made here. What this version
+            does is the same without.
         files_soft: Descriptors this process may have open now.
         files_hard: As many as it may ask for.
         pid_max: Where the kernel's pids end.
@@ -67,6 +89,9 @@ class Host:
     msgpack: str
     psutil: str
     containment: str
+    subreaper: bool
+    cgroup: bool
+    pid_namespaces: bool
     files_soft: int | None
     files_hard: int | None
     pid_max: int | None
@@ -95,60 +120,68 @@ class Host:
         return min(least, Capacity(self.memory_available // SESSION_MEMORY, "memory"))
 
     @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What there is to say of each capability."""
+        return tuple(
+            Finding(name, advice if falls_short(self) else "")
+            for name, (falls_short, advice) in _CAPABILITIES.items()
+        )
+
+    @property
     def degraded(self) -> tuple[str, ...]:
         """One sentence for each thing that is worse here than it could be."""
-        return tuple(sentence for holds, sentence in _SHORTCOMINGS if holds(self))
+        return tuple(found.advice for found in self.findings if found.advice)
 
 
 def _below(limit: int | None, enough: int) -> bool:
     return limit is not None and limit < enough
 
 
-_SHORTCOMINGS: tuple[tuple[Callable[[Host], bool], str], ...] = (
-    (
-        lambda host: host.containment == "pgroup",
+_CAPABILITIES: dict[str, tuple[Callable[[Host], bool], str]] = {
+    "subreaper": (
+        lambda host: not host.subreaper,
         (
             "Orphans cannot be adopted, so a child that leaves its process group can "
             "outlive its session: use Linux 3.4 or later and allow prctl."
         ),
     ),
-    (
-        lambda host: host.containment == "subreaper",
+    "cgroup": (
+        lambda host: not host.cgroup,
         (
             "No writable cgroup v2, so trees are ended by repeated walks of /proc, and "
             "once a whole engine was killed, a daemon that had emptied its environment "
             "is not found: delegate a cgroup (systemd: Delegate=yes)."
         ),
     ),
-    (
+    "pidfd": (
         lambda host: not host.pidfd,
         (
             "No pidfds, so trees are ended one generation at a time and recovery kills "
             "nothing: use Linux 5.3 or later and allow pidfd_open."
         ),
     ),
-    (
+    "peer_pidfd": (
         lambda host: not host.peer_pidfd,
         (
             "Sockets do not tell the pidfd of a peer, so clients are identified by pid "
             "and start time: use Linux 6.5 or later."
         ),
     ),
-    (
+    "children_files": (
         lambda host: not host.children_files,
         (
             "The kernel keeps no lists of children, so every walk reads all of /proc: "
             "use a kernel with CONFIG_PROC_CHILDREN."
         ),
     ),
-    (
+    "files": (
         lambda host: _below(host.files_hard, _FEW_FILES),
         (
             f"Few descriptors for many sessions: raise the hard limit to {_FEW_FILES} "
             "(ulimit -Hn); a broker raises its soft limit to that."
         ),
     ),
-    (
+    "pids": (
         lambda host: (
             _below(host.pid_max, _FEW_PIDS)
             or _below(host.processes_user, _FEW_PIDS)
@@ -159,18 +192,19 @@ _SHORTCOMINGS: tuple[tuple[Callable[[Host], bool], str], ...] = (
             f"pids.max of the cgroups around to {_FEW_PIDS}."
         ),
     ),
-    (
+    "shm": (
         lambda host: host.shm_free < _LITTLE_SHM,
         "Little space in /dev/shm: mount it larger (docker: --shm-size).",
     ),
-    (
+    "ptys": (
         lambda host: (
             host.ptys_max is not None
             and _below(host.ptys_max - (host.ptys_used or 0), _FEW_PTYS)
         ),
         "Few terminals left: raise kernel.pty.max.",
     ),
-)
+}
+"""Each, with what makes it worse than it could be, and what to do then."""
 
 
 def report() -> Host:
@@ -179,11 +213,15 @@ def report() -> Host:
     Not for a process that may fork meanwhile.
     """
     files_soft, files_hard = _limits(resource.RLIMIT_NOFILE)
+    adopts, cgroups = tree.can_adopt(), cgroup.probe()
     memory = psutil.virtual_memory()
     pipe_pages = _number("/proc/sys/fs/pipe-user-pages-soft")
     return Host(
         **versions(),
-        containment=_containment(),
+        containment="pgroup" if not adopts else "cgroup" if cgroups else "subreaper",
+        subreaper=adopts,
+        cgroup=cgroups,
+        pid_namespaces=_can_make_pid_namespace(),
         files_soft=files_soft,
         files_hard=files_hard,
         pid_max=capacity.pid_max(),
@@ -220,10 +258,15 @@ def _version(package: str) -> str:
         return "missing"
 
 
-def _containment() -> str:
-    if not tree.can_adopt():
-        return "pgroup"
-    return "cgroup" if cgroup.probe() else "subreaper"
+def _can_make_pid_namespace() -> bool:
+    """Try it, in a fork: what a process has unshared it cannot take back."""
+    unshare = ctypes.CDLL(None).unshare
+    pid = os.fork()
+    if pid == 0:
+        # With rights, or as the root of a namespace of users, which may be forbidden.
+        made = not unshare(_CLONE_NEWPID) or not unshare(_CLONE_NEWUSER | _CLONE_NEWPID)
+        os._exit(0 if made else 1)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def _limits(kind: int) -> tuple[int | None, int | None]:

@@ -40,6 +40,9 @@ class Options(NamedTuple):
         log: file that unhandled exceptions of engine processes are appended to.
         grace: seconds that workers and clients wait for another broker if this one is
             lost; 0: there will be none, and everything ends.
+        ready_fd: descriptor that a shared broker's endpoint is written to once clients
+            can connect, and which is closed then; None for none.
+        print_endpoint: whether stdout gets that endpoint alone, for a line.
     """
 
     endpoint: str | None = None
@@ -49,6 +52,8 @@ class Options(NamedTuple):
     containment: str = "auto"
     log: str | None = None
     grace: float = 0.0
+    ready_fd: int | None = None
+    print_endpoint: bool = False
 
     def tell(self, line: str) -> None:
         """Write a line to the client that embeds this engine, if one does."""
@@ -128,9 +133,12 @@ class Opening(NamedTuple):
         """Leave the client's session and terminal, and have a pool come up.
 
         Raises:
-            InvalidRequest: the containment that is insisted on cannot be had.
+            InvalidRequest: the containment that is insisted on cannot be had, or there
+                is no descriptor of the number given.
         """
         _settle(options.log)
+        if options.ready_fd is not None:
+            _keep_from_pool(options.ready_fd)
         home = _make_home(options.containment)
         page = lease.create()
         journal = _name_journal()
@@ -154,6 +162,18 @@ def _settle(log: str | None) -> None:
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(fd, 2)
         os.close(fd)
+
+
+def _keep_from_pool(fd: int) -> None:
+    """Have a descriptor that was inherited go no further.
+
+    Raises:
+        InvalidRequest: there is none of this number.
+    """
+    try:
+        os.set_inheritable(fd, False)
+    except OSError as closed:
+        raise InvalidRequest("ready-fd", f"{fd} is no open descriptor") from closed
 
 
 def reset_signals() -> None:

@@ -29,9 +29,10 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from broker import aftermath, auth, cgroup, pool, tree
+from broker import aftermath, auth, cgroup, lease, pool, tree
 from broker.errors import EngineError
 from broker.journal import Journal
+from broker.notices import Manager, Notices
 from broker.opening import Opening, Options, Pool, say
 from broker.pipe import Leg, LegClosed
 from broker.wire import Kind, Message
@@ -81,6 +82,15 @@ class Supervisor:
         self.wake = pool.wake_on_child()
         self.ending = False
         self.announced = False
+        self.lease = lease.Page(self.page)
+        self.notices = Notices(
+            # What an embedded engine was started with is meant for its client.
+            Manager("", None)
+            if options.keeper is not None
+            else Manager.found(os.environ, os.getpid()),
+            options.ready_fd,
+            bare=options.print_endpoint,
+        )
         self.replaced: list[float] = []
         self.lost: list[float] = []
         self.pool_pid = self.pool.pid
@@ -124,6 +134,7 @@ class Supervisor:
             signal.signal(number, signal.SIG_DFL)
         self.pool.lifeline.close()
         self.control.close()
+        self.notices.close()
         if self.options.keeper is not None:
             os.close(self.options.keeper)
         from broker import server  # noqa: PLC0415 - see the docstring
@@ -160,7 +171,7 @@ class Supervisor:
             for fd in (self.wake, self.control.fileno(), *owner):
                 if fd >= 0:
                     poller.register(fd, select.POLLIN)
-            ready = {fd for fd, _ in poller.poll(self._wait())}
+            ready = {fd for fd, _ in poller.poll(self._timeout())}
             if self.wake in ready:
                 os.read(self.wake, 4096)
                 self._reap()
@@ -189,12 +200,21 @@ class Supervisor:
     def _announce(self) -> None:
         if self.options.keeper is None and not self.announced:
             self.announced = True
-            with suppress(OSError):  # nobody reads it: the broker serves all the same
-                os.write(1, f"creche broker ready {self.endpoint}\n".encode())
+            self.notices.ready(self.endpoint)
             if self.options.grace:
                 # What the next one needs: it comes up in 7 to 20 ms of processor time
                 # instead of 60. Nothing of it starts a thread.
                 import broker.server  # noqa: F401, PLC0415 - not what a first one waits for
+
+    def _timeout(self) -> float | None:
+        """Return the milliseconds until something is due; None: nothing is."""
+        waits = [wait for wait in (self._wait(), self._beat()) if wait is not None]
+        return min(waits, default=None)
+
+    def _beat(self) -> int | None:
+        """Show who wants to know that the broker lives; return milliseconds to wait."""
+        now = time.monotonic()
+        return self.notices.beat(now, alive=self.lease.age(now) < lease.DURATION)
 
     def _reap(self) -> None:
         while True:
@@ -284,6 +304,7 @@ class Supervisor:
     def end(self) -> None:
         """End everything that was started, in the one order."""
         self.ending = True
+        self.notices.stopping()
         for listener in (self.lifeline, self.listener):
             listener.close()  # so that no client waits for another broker
         if self.broker_pid:

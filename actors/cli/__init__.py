@@ -26,6 +26,7 @@ VERBS: Final = (
     "screen",
     "top",
     "serve",
+    "mcp",
     "doctor",
     "recover",
     "completion",

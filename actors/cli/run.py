@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from actors.cli import words
+from actors.cli import lean, words
 
 if TYPE_CHECKING:
     from broker.errors import EngineError
@@ -198,6 +198,7 @@ Report = tuple[int, dict[str, Any]]
 
 def _guarded(work: Callable[[], Report]) -> Report:
     """Do it, and tell trouble of the engine from the command's."""
+    lean.import_event_loop()
     from actors import stdio  # noqa: PLC0415 - see the package's docstring
     from broker.errors import EngineError  # noqa: PLC0415
 

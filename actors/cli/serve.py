@@ -22,7 +22,25 @@ from actors.cli.words import SECONDS
     help="How long children and clients go on without the broker, if that is lost; "
     "it is replaced meanwhile. 0: they do not, and nothing is. [default: 3s]",
 )
-def serve(endpoint: str | None, grace: float | None) -> None:
+@click.option(
+    "--ready-fd",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Write the endpoint to this descriptor, and close it, once clients can "
+    "connect.",
+)
+@click.option(
+    "--print-endpoint",
+    is_flag=True,
+    help="Print the endpoint alone, instead of the line that says ready.",
+)
+def serve(
+    endpoint: str | None,
+    grace: float | None,
+    ready_fd: int | None,
+    *,
+    print_endpoint: bool,
+) -> None:
     """Be a broker for many clients.
 
     In the foreground, until SIGTERM or SIGINT. Once clients can connect, it prints the
@@ -32,6 +50,9 @@ def serve(endpoint: str | None, grace: float | None) -> None:
 
     to stdout. What follows "ready" is what they take as `--endpoint`, `CRECHE_BROKER`
     or `actors.Engine(endpoint)`.
+
+    As a service of systemd (Type=notify) it tells when it is ready, that it ends, and
+    that it lives, if WatchdogSec asks.
     """
     from actors import embedded  # noqa: PLC0415 - see the package's docstring
 
@@ -40,4 +61,8 @@ def serve(endpoint: str | None, grace: float | None) -> None:
         command += ["--endpoint", endpoint]
     if grace is not None:
         command += ["--grace", str(grace)]
+    if ready_fd is not None:
+        command += ["--ready-fd", str(ready_fd)]
+    if print_endpoint:
+        command.append("--print-endpoint")
     os.execve(sys.executable, command, embedded.environment())

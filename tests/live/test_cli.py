@@ -1,9 +1,11 @@
 """The command `creche`, as a shell sees it."""
 
+import configparser
 import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -40,13 +42,14 @@ def creche(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
 
 
 @contextmanager
-def started(*words: str) -> "Iterator[subprocess.Popen[bytes]]":
+def started(*words: str, **options: Any) -> "Iterator[subprocess.Popen[bytes]]":
     with subprocess.Popen(
         [*CRECHE, *words],
-        env=embedded.environment(),
+        env=embedded.environment() | options.pop("env", {}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        **options,
     ) as process:
         try:
             yield process
@@ -75,6 +78,36 @@ def test_help_imports_nothing_heavy() -> None:
     )
     assert b"run" in done.stdout
     assert done.stdout.splitlines()[-1].strip() == b"loaded"
+
+
+def test_a_run_imports_no_tls_and_leaves_it_to_be_imported() -> None:
+    code = (
+        "import sys; from actors.cli import main\n"
+        "try: main(['run', 'true'], 'creche')\n"
+        "except SystemExit as end: print(end.code, 'asyncio' in sys.modules)\n"
+        "print('_ssl' in sys.modules); import ssl; print(bool(ssl.OPENSSL_VERSION))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=embedded.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.stdout.split() == [b"0", b"True", b"False", b"True"], done.stderr
+
+
+def test_the_manual_is_what_the_commands_say() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "cli.py"
+    done = subprocess.run(
+        [sys.executable, page, "--check"],
+        env=embedded.environment(),
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_its_version_is_the_packages() -> None:
@@ -461,6 +494,64 @@ def test_a_shared_broker_tells_its_place_beforehand() -> None:
     assert "creche broker ready ipc://PATH" in text
 
 
+def test_a_shared_broker_tells_its_service_manager(tmp_path: Path) -> None:
+    address = str(tmp_path / "manager")
+    told: list[bytes] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.settimeout(PATIENCE)
+
+        def hear(fact: bytes) -> None:
+            while fact not in told:
+                told.extend(manager.recv(4096).split(b"\n"))
+
+        wanted = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000"}
+        endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+        with started("serve", "--endpoint", endpoint, env=wanted) as server:
+            hear(b"READY=1")
+            assert f"STATUS=Serving at {endpoint}".encode() in told
+            told.clear()
+            hear(b"WATCHDOG=1")
+            told.clear()
+            hear(b"WATCHDOG=1")
+            server.terminate()
+            hear(b"STOPPING=1")
+            assert end_of(server) == 0
+
+
+def test_a_shared_broker_tells_a_descriptor(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    reading, writing = os.pipe()
+    words = ["--print-endpoint", "--endpoint", endpoint, "--ready-fd", str(writing)]
+    with started("serve", *words, pass_fds=(writing,)) as server:
+        os.close(writing)
+        with open(reading, "rb") as told:
+            # To its end: neither broker nor pool may hold a copy.
+            assert told.read() == f"{endpoint}\n".encode()
+        assert server.stdout is not None
+        assert server.stdout.readline() == f"{endpoint}\n".encode()
+        server.terminate()
+        assert end_of(server) == 0
+
+
+def test_a_descriptor_that_is_not_open_is_refused(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    done = creche("serve", "--endpoint", endpoint, "--ready-fd", "999")
+    assert done.returncode == 1
+    assert done.stderr == b"creche: ready-fd: 999 is no open descriptor\n"
+
+
+def test_the_unit_for_systemd_starts_what_there_is() -> None:
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]  # names are as written
+    unit.read(Path(__file__).resolve().parents[2] / "docs" / "creche-broker.service")
+    service = unit["Service"]
+    assert service["Type"] == "notify"
+    program, *words = service["ExecStart"].split()
+    assert os.path.basename(program) == "creche"
+    assert creche(*words, "--help").returncode == 0
+
+
 # -- doctor -----------------------------------------------------------------------
 
 
@@ -475,6 +566,13 @@ def test_doctor_speaks_to_programs() -> None:
     assert found["containment"] in ("cgroup", "subreaper", "pgroup")
     assert found["creche"] == __version__
     assert all(sentence.endswith(".") for sentence in found["degraded"])
+    assert len(found["degraded"]) == list(found["capabilities"].values()).count(False)
+
+
+def test_doctor_says_what_each_field_is() -> None:
+    explained = creche("doctor", "--help").stdout.decode()
+    fields = json.loads(creche("doctor", "--json").stdout)
+    assert [name for name in fields if name not in explained] == []
 
 
 def test_doctor_names_what_is_worse_than_it_could_be() -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ WELL = host.Host(
     msgpack="1.1",
     psutil="6.0",
     containment="cgroup",
+    subreaper=True,
+    cgroup=True,
+    pid_namespaces=False,
     files_soft=None,
     files_hard=None,
     pid_max=4194304,
@@ -61,8 +65,8 @@ def test_a_machine_that_offers_everything_is_not_degraded() -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"containment": "pgroup"}, "prctl"),
-        ({"containment": "subreaper"}, "Delegate"),
+        ({"subreaper": False}, "prctl"),
+        ({"cgroup": False}, "Delegate"),
         ({"pidfd": False}, "pidfd_open"),
         ({"peer_pidfd": False}, "6.5"),
         ({"children_files": False}, "CONFIG_PROC_CHILDREN"),
@@ -77,7 +81,9 @@ def test_a_machine_that_offers_everything_is_not_degraded() -> None:
 def test_each_shortcoming_is_told_with_its_remedy(
     change: dict[str, Any], word: str
 ) -> None:
-    (sentence,) = dataclasses.replace(WELL, **change).degraded
+    host = dataclasses.replace(WELL, **change)
+    (sentence,) = host.degraded
+    assert [found.advice for found in host.findings if found.advice] == [sentence]
     assert word in sentence
     assert sentence.endswith(".")
 
@@ -89,6 +95,16 @@ def test_containment_is_what_was_tried_and_not_what_was_hoped(
     assert host.report().containment == "subreaper"
     monkeypatch.setattr(tree, "can_adopt", lambda: False)
     assert host.report().containment == "pgroup"
+
+
+@pytest.mark.parametrize(("refused", "can"), [((), True), ((1, 1), False)])
+def test_namespaces_are_tried_in_a_process_apart(
+    refused: tuple[int, ...], can: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = list(refused) or [0]
+    libc = SimpleNamespace(unshare=lambda _: answers.pop(0))
+    monkeypatch.setattr("ctypes.CDLL", lambda _: libc)
+    assert host._can_make_pid_namespace() is can
 
 
 def test_a_kernel_without_peer_pidfds_is_noticed(
