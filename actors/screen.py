@@ -7,6 +7,7 @@ any terminal.
 
 import asyncio
 import inspect
+import itertools
 import weakref
 from collections.abc import Callable
 from importlib import import_module
@@ -22,6 +23,26 @@ if TYPE_CHECKING:
     from actors.child import Child
 
 DEFAULT_SIZE: Final = TtySize()
+COLOURS: Final = (
+    "black",
+    "red",
+    "green",
+    "brown",
+    "blue",
+    "magenta",
+    "cyan",
+    "white",
+)
+"""pyte's names, in the order of their numbers."""
+MARKS: Final = {
+    "bold": 1,
+    "italics": 3,
+    "underscore": 4,
+    "blink": 5,
+    "reverse": 7,
+    "strikethrough": 9,
+}
+"""pyte's names of styles, and their numbers."""
 ERASING: Final = {"erase_in_line": 2, "erase_in_display": 3}
 """pyte's methods that erase, and the last of the ways in which each of them can."""
 
@@ -135,6 +156,21 @@ class Screen:
         return "\n".join(self.lines).rstrip("\n")
 
     @property
+    def styled(self) -> str:
+        """The text with its colours and styles, as sequences for a terminal."""
+        cells, columns = self._cells, range(self._cells.columns)
+        lines = []
+        for row in range(len(self.text.splitlines())):
+            styled = ((_style(cells.buffer[row][x]), x) for x in columns)
+            runs = itertools.groupby(styled, key=lambda pair: pair[0])
+            line = [
+                f"\x1b[{style}m" + "".join(cells.buffer[row][x].data for _, x in run)
+                for style, run in runs
+            ]
+            lines.append("".join(line) + "\x1b[0m")
+        return "\n".join(lines)
+
+    @property
     def cursor(self) -> tuple[int, int]:
         """Row and column of the cursor, counted from 0."""
         return self._cells.cursor.y, self._cells.cursor.x
@@ -143,6 +179,23 @@ class Screen:
     def title(self) -> str:
         """The title that the child gave its window, empty when it gave none."""
         return str(self._cells.title)
+
+
+def _style(cell: Any) -> str:
+    """Return the numbers of a cell's style, for a sequence of a terminal."""
+    marks = [number for name, number in MARKS.items() if getattr(cell, name)]
+    codes = [0, *marks, *_colour(cell.fg, 30), *_colour(cell.bg, 40)]
+    return ";".join(map(str, codes))
+
+
+def _colour(name: str, base: int) -> list[int]:
+    """Return the numbers of a colour that pyte names, or gives as `rrggbb`."""
+    if name == "default":
+        return []
+    plain = name.removeprefix("bright")
+    if plain in COLOURS:
+        return [base + COLOURS.index(plain) + 60 * (plain != name)]
+    return [base + 8, 2, *bytes.fromhex(name)]
 
 
 def _emulation() -> Any:

@@ -1,10 +1,14 @@
 """`creche screen`: what the terminal of a session shows."""
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from actors.cli import words
+
+if TYPE_CHECKING:
+    from actors.screen import Screen
 
 
 @click.command(cls=words.Verb)
@@ -15,17 +19,24 @@ from actors.cli import words
     help="For programs: rows, cols, lines, cursor ([row, column] from 0), title, "
     "missed (bytes of its output that are not kept any more).",
 )
+@click.option("--svg", metavar="FILE", help="Draw it into FILE, with its colours.")
 @words.BROKER
 @click.argument("session", metavar="ID")
-def screen(session: str, endpoint: str | None, *, as_json: bool) -> None:
+def screen(
+    session: str, endpoint: str | None, svg: str | None, *, as_json: bool
+) -> None:
     """Write what the terminal of session ID shows now, as text.
 
-    It is drawn from what is kept of its output. It needs the extra `screen`.
+    It is drawn from what is kept of its output. It needs the extra `screen`, and a
+    picture `ui` as well.
     """
     from actors import operating  # noqa: PLC0415 - see the package's docstring
 
     try:
         shown = words.finish(operating.screen(words.broker(endpoint), session))
+        if svg is not None:
+            _draw(shown, svg)
+            return
     except ModuleNotFoundError as missing:
         raise click.ClickException(str(missing)) from missing
     if not as_json:
@@ -40,3 +51,26 @@ def screen(session: str, endpoint: str | None, *, as_json: bool) -> None:
         "missed": shown.missed,
     }
     words.tell(json.dumps(facts))
+
+
+def _draw(shown: "Screen", path: str) -> None:
+    """Save a screen as a picture.
+
+    Raises:
+        ModuleNotFoundError: rich is not installed.
+    """
+    import io  # noqa: PLC0415 - see the package's docstring
+
+    try:
+        from rich.console import Console  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        needs = "a picture needs rich: install the extra `ui`"
+        raise ModuleNotFoundError(needs, name="rich") from missing
+    size = shown.size
+    drawn = Console(
+        record=True, width=size.cols, file=io.StringIO(), color_system="truecolor"
+    )
+    drawn.print(Text.from_ansi(shown.styled, no_wrap=True, end=""))
+    drawn.print("\n" * (size.rows - 1 - len(shown.text.splitlines())), end="")
+    drawn.save_svg(path, title=shown.title or "creche")

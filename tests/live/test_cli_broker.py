@@ -273,6 +273,20 @@ def test_a_terminal_is_typed_into_resized_and_looked_at(broker: str) -> None:
     assert "no terminal" in refused("screen", left("--", "sleep", "99"))
 
 
+def test_a_picture_of_a_terminal_has_its_text_and_colours(
+    broker: str, tmp_path: Path
+) -> None:
+    number = left("-t", "--", "printf", r"plain \033[38;2;1;2;3mcoloured\033[0m")
+    creche("wait", number)
+    path = tmp_path / "screen.svg"
+    assert said("screen", "--svg", str(path), number) == ""
+    picture = path.read_text()
+    assert "coloured" in picture
+    assert "#010203" in picture
+    nowhere = str(tmp_path / "no" / "such.svg")
+    assert "No such file" in refused("screen", "--svg", nowhere, number)
+
+
 def test_keys_do_in_a_pipe_what_they_do_in_a_terminal(broker: str) -> None:
     codes = {"C-c": 130, "C-d": 0, "C-\\": 131}
     for keys, code in codes.items():

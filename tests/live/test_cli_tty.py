@@ -66,7 +66,7 @@ def test_a_shell_in_a_terminal_is_as_without_it() -> None:
         person.sees("$")
         assert person.raw
         person.types("stty size; tty -s && echo a terminal\r")
-        person.sees("a terminal\n")
+        person.sees("\na terminal\n$")
         person.types("exit 3\r")
         assert person.ended() == 3
         assert person.screen.lines[:5] == (

@@ -89,3 +89,19 @@ def test_half_of_a_wide_character_is_no_trouble() -> None:
     assert screen.lines == ("中国", "x中")
     screen.feed(b"\ry\x1b[1;1Hz")
     assert screen.lines == ("z国", "y中")
+
+
+def test_what_is_shown_keeps_its_colours_and_styles() -> None:
+    shown = Screen(TtySize(3, 12))
+    shown.feed(b"a\x1b[1;31mred\x1b[0;92;44mx\x1b[0;4;38;5;208my\x1b[0m\r\nend")
+    assert shown.styled == (
+        "\x1b[0ma\x1b[0;1;31mred\x1b[0;92;44mx\x1b[0;4;38;2;255;135;0my\x1b[0m      "
+        "\x1b[0m\n\x1b[0mend         \x1b[0m"
+    )
+    again = Screen(TtySize(3, 12))
+    again.feed(shown.styled.replace("\n", "\r\n").encode())
+    assert again.styled == shown.styled
+
+
+def test_an_empty_screen_has_no_style() -> None:
+    assert Screen().styled == ""
