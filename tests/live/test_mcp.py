@@ -382,6 +382,34 @@ async def test_cancelling_a_call_ends_the_look_and_not_the_command() -> None:
         assert seen == "begun\ndone\n"
 
 
+async def test_cancelling_a_call_does_not_take_back_what_it_is_starting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, may_go_on = asyncio.Event(), asyncio.Event()
+    async with actors.Engine() as engine, engine.scope() as scope:
+        spawn = scope.spawn
+
+        async def slow(*words: Any, **options: Any) -> actors.Child:
+            begun.set()
+            await may_go_on.wait()
+            return await spawn(*words, **options)
+
+        monkeypatch.setattr(scope, "spawn", slow)
+        box = toolbox.Toolbox(scope)
+        call = asyncio.ensure_future(box.call("exec_command", {"cmd": "exec sleep 99"}))
+        await begun.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        may_go_on.set()
+        async with asyncio.timeout(NOT_BLOCKED):
+            rows: list[Any] = []
+            while not rows:
+                await engine.children()
+                rows = (await box.call("list_sessions", None)).result["sessions"]
+        assert [row["cmd"] for row in rows] == ["exec sleep 99"]
+
+
 async def test_a_65th_session_takes_the_place_of_the_one_used_last() -> None:
     async with tools() as tool:
         numbers = [await tool.session("exec sleep 99") for _ in range(8)]
