@@ -267,7 +267,7 @@ MUTATIONS = (
         'if line and (await child.snapshot()).state == "running":',
         "if line:",
         "test_services.py::"
-        "test_s48_a_line_of_a_leader_that_is_gone_makes_nothing_ready",
+        "test_s48_a_leader_that_ends_with_its_first_line_makes_nothing_ready",
     ),
     Mutation(
         "stopping waits for no call",

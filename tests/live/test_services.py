@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,17 @@ import pytest
 
 import actors
 from actors import Engine, ServiceFailed, ServiceSpec, Settings, SpawnFailed
-from tests.helpers import DAEMON_TREE, alive, end, eventually, gone, python, tag, tagged
+from tests.helpers import (
+    DAEMON_TREE,
+    alive,
+    end,
+    eventually,
+    gone,
+    parent,
+    python,
+    tag,
+    tagged,
+)
 from tests.live.children import Opened
 from tests.parts import Parts
 
@@ -220,6 +231,24 @@ async def test_s48_a_line_of_a_leader_that_is_gone_makes_nothing_ready(
         gone(helper.word)
 
 
+async def test_s48_a_leader_that_ends_with_its_first_line_makes_nothing_ready(
+    opened: Opened, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    helper = Helper(tmp_path, f"read x <{go}; echo ready")
+    async with opened() as engine:
+        waiting = asyncio.ensure_future(refused(engine, helper.spec()))
+        await asyncio.to_thread(eventually, lambda: helper.said() == ["started"])
+        (leader,) = tagged(helper.word)
+        worker = parent(leader)
+        os.kill(worker, signal.SIGSTOP)  # noqa: TID251 - it is to see both at once
+        await asyncio.to_thread(go.write_text, "now\n")
+        await asyncio.to_thread(eventually, lambda: not alive(leader))
+        os.kill(worker, signal.SIGCONT)  # noqa: TID251 - as above
+        assert (await waiting).reason == "exited"
+
+
 async def test_s48_a_start_that_is_given_up_is_cancelled(
     opened: Opened, tmp_path: Path
 ) -> None:
@@ -331,6 +360,9 @@ async def test_s49_stopping_waits_for_calls_and_lets_no_new_one_begin(
         await asyncio.sleep(0)
         with pytest.raises(actors.EngineError):
             await service.run(["true"])
+        for _ in range(5):  # longer than a stop command would take
+            await engine.run("true", shell=True)
+        assert "stopped" not in helper.said()
         assert alive(service.pid)
         assert not closing.done()
         await asyncio.to_thread(go.write_text, "now\n")
