@@ -7,6 +7,7 @@ hours, and signals are to get through meanwhile.
 import asyncio
 import os
 import select
+from collections.abc import Callable
 from typing import Final
 
 STDIN, STDOUT, STDERR = range(3)
@@ -57,7 +58,7 @@ def _write(fd: int, data: bytes) -> None:
 async def read() -> bytes:
     """Return what is on stdin next, waiting for it; nothing at its end."""
     while True:
-        await _readable(STDIN)
+        await readable(STDIN)
         try:
             return os.read(STDIN, PIECE)
         except BlockingIOError:
@@ -66,17 +67,31 @@ async def read() -> bytes:
             return b""  # a directory, or the terminal of others: nothing to read
 
 
-async def _readable(fd: int) -> None:
+async def readable(fd: int) -> None:
+    """Wait until there is something to read, or the end of it."""
     loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
+    await _ready(fd, loop.add_reader, loop.remove_reader)
+
+
+async def writable(fd: int) -> None:
+    """Wait until there is room, or nobody who reads it."""
+    loop = asyncio.get_running_loop()
+    await _ready(fd, loop.add_writer, loop.remove_writer)
+
+
+async def _ready(
+    fd: int, add: Callable[..., object], remove: Callable[[int], object]
+) -> None:
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
-        loop.add_reader(fd, _set, ready)
+        add(fd, _set, ready)
     except PermissionError:
-        return  # a regular file: always ready, so epoll refuses it
+        await asyncio.sleep(0)  # a regular file: always ready, so epoll refuses it
+        return
     try:
         await ready
     finally:
-        loop.remove_reader(fd)
+        remove(fd)
 
 
 def _set(ready: "asyncio.Future[None]") -> None:

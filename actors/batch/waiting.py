@@ -1,33 +1,15 @@
-"""Descriptors of this process, without ever standing still in the event loop."""
+"""Writing to a descriptor at its reader's pace, in turns with all else in the loop."""
 
-import asyncio
 import os
 import select
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
+
+from actors import stdio
 
 ATOMIC: Final = 4096
 """Bytes that a pipe with room for any takes without waiting (PIPE_BUF)."""
 SHARE: Final = 256 * 1024
 """Bytes that are written before others get their turn."""
-
-
-def fill() -> None:
-    """Open /dev/null for each standard stream that was closed when we started.
-
-    The next file opened would take its number, and get the output of jobs.
-    """
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-
-
-async def readable(fd: int) -> None:
-    """Wait until there is something to read, or the end of it."""
-    loop = asyncio.get_running_loop()
-    await _ready(fd, loop.add_reader, loop.remove_reader)
 
 
 async def write(fd: int, data: bytes) -> None:
@@ -41,7 +23,7 @@ async def write(fd: int, data: bytes) -> None:
     left = SHARE
     while rest:
         if left <= 0 or not _has_room(fd):
-            await _writable(fd)
+            await stdio.writable(fd)
             left = SHARE
         try:
             count = os.write(fd, rest[:ATOMIC])
@@ -52,32 +34,7 @@ async def write(fd: int, data: bytes) -> None:
         left -= count
 
 
-async def _writable(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    await _ready(fd, loop.add_writer, loop.remove_writer)
-
-
 def _has_room(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     return bool(poll.poll(0))
-
-
-async def _ready(
-    fd: int, add: Callable[..., object], remove: Callable[[int], Any]
-) -> None:
-    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    try:
-        add(fd, _set, ready)
-    except PermissionError:
-        await asyncio.sleep(0)  # a regular file: always ready, so epoll refuses it
-        return
-    try:
-        await ready
-    finally:
-        remove(fd)
-
-
-def _set(ready: "asyncio.Future[None]") -> None:
-    if not ready.done():
-        ready.set_result(None)
