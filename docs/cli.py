@@ -62,10 +62,8 @@ def _variables(command: click.Command, context: click.Context) -> Iterator[str]:
     for parameter in command.get_params(context):
         if not isinstance(parameter, click.Option) or parameter.is_eager:
             continue  # --help and --version
-        given = parameter.envvar
-        if given is None and context.auto_envvar_prefix is not None:
-            given = f"{context.auto_envvar_prefix}_{(parameter.name or '').upper()}"
-        names = [given] if isinstance(given, str) else list(given or ())
+        given = parameter.envvar or ()
+        names = [given] if isinstance(given, str) else given
         yield from (f"`{name}`" for name in names)
 
 

@@ -47,15 +47,16 @@ class Verbs(click.Group):
             return None
         command = getattr(importlib.import_module(f"actors.cli.{name}"), name)
         assert isinstance(command, click.Command)
+        for option in command.params:
+            if isinstance(option, click.Option) and option.envvar is None:
+                flag = max(option.opts, key=len).strip("-").replace("-", "_")
+                option.envvar = f"CRECHE_{name}_{flag}".upper()
         return command
 
 
 @click.group(
     cls=Verbs,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "auto_envvar_prefix": "CRECHE",
-    },
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="creche")
 def main() -> None:

@@ -230,6 +230,15 @@ def test_each_option_is_a_variable_too() -> None:
     assert done.returncode == 124
 
 
+def test_a_variable_has_the_name_of_its_flag() -> None:
+    done = creche("run", "sleep", "99", env={"CRECHE_RUN_TIMEOUT": "soon"})
+    assert b"'soon'" in done.stderr
+    options = {"CRECHE_RUN_ENV": "A=b", "CRECHE_RUN_JSON": "1"}
+    done = creche("run", "sh", "-c", "echo $A", env=options)
+    assert done.stdout == b"b\n"
+    assert json.loads(done.stderr)["exit_code"] == 0
+
+
 def test_json_tells_how_it_ended() -> None:
     done = creche("run", "--json", "sh", "-c", "echo 12345; echo 1 >&2; exit 3")
     report = json.loads(done.stderr.partition(b"\n")[2])
