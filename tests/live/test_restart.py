@@ -115,12 +115,19 @@ async def usable(engine: actors.Engine) -> float:
     return time.monotonic() - started
 
 
-async def read(child: actors.Child) -> "tuple[str, actors.ExitStatus]":
-    """Read all output, check its order; return its hash, and how the child ended."""
+async def read(
+    child: actors.Child, begun: asyncio.Event | None = None
+) -> tuple[str, actors.ExitStatus]:
+    """Read all output, check its order; return its hash, and how the child ended.
+
+    `begun` is set at the first piece.
+    """
     digest, at, status = hashlib.sha256(), 0, None
     async with child.events() as events:
         async for event in events:
             if isinstance(event, actors.Chunk):
+                if begun is not None:
+                    begun.set()
                 assert event.offset == at
                 at += len(event.data)
                 digest.update(event.data)
@@ -146,13 +153,15 @@ async def test_s46_readers_go_on_where_they_were(
     brokers = Brokers(shared)
     settings = actors.Settings(retention=actors.OutputPolicy.block(65536))
     async with actors.Engine(endpoint, settings=settings) as engine:
-        child = await engine.spawn(python(STREAM, "1", "4000"))
-        reading = asyncio.create_task(read(child))
+        child = await engine.spawn(python(STREAM, "1", "20000"))
+        begun = asyncio.Event()
+        reading = asyncio.create_task(read(child, begun))
+        await begun.wait()
         for _ in range(3):
             await brokers.lose()
             await usable(engine)
         digest, status = await asyncio.wait_for(reading, 4 * NOT_BLOCKED)
-        assert digest == expected(1, 4000)
+        assert digest == expected(1, 20000)
         assert status.code == 0
         assert (await child.wait()).code == 0
 
