@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from actors.recovery import Recovery as Recovery, Stopped as Stopped
     from actors.scope import Scope as Scope
     from actors.screen import Screen as Screen
-    from actors.service import Service as Service
-    from actors.service_spec import ServiceSpec as ServiceSpec
+    from actors.services.service import Service as Service
+    from actors.services.spec import ServiceSpec as ServiceSpec
     from actors.settings import (
         Limits as Limits,
         OutputPolicy as OutputPolicy,
@@ -107,8 +107,8 @@ _HOMES = {
     "actors.recovery": "Recovery Stopped",
     "actors.scope": "Scope",
     "actors.screen": "Screen",
-    "actors.service": "Service",
-    "actors.service_spec": "ServiceSpec",
+    "actors.services.service": "Service",
+    "actors.services.spec": "ServiceSpec",
     "actors.settings": "Limits OutputPolicy Settings TtySize Watch",
     "actors.shell": "Shell",
     "actors.spec": "AGENT_ENV Spec",

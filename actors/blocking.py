@@ -31,7 +31,7 @@ import actors.child
 import actors.engine
 import actors.many
 import actors.scope
-import actors.service
+import actors.services.service
 import actors.shell
 from actors import checks
 from actors.blocking_child import Child, Service, Shell
@@ -45,7 +45,7 @@ from actors.blocking_streams import (
 from actors.events import Completed, Info, KillReceipt, Snapshot
 from actors.portal import Portal, check_context, fired
 from actors.recovery import Recovery
-from actors.service_spec import ServiceSpec
+from actors.services.spec import ServiceSpec
 from actors.settings import Settings
 from broker import errors
 
@@ -252,10 +252,12 @@ class Engine:
         """
         portal = self._portal
 
-        async def start(watch: "asyncio.Task[None] | None") -> actors.service.Service:
+        async def start(
+            watch: "asyncio.Task[None] | None",
+        ) -> actors.services.service.Service:
             return await self._engine.service(spec, cancel=watch)
 
-        def undo(service: actors.service.Service) -> None:
+        def undo(service: actors.services.service.Service) -> None:
             portal.call(service.aclose)
 
         return Service(portal, portal.call(lambda: _watched(cancel, start), undo))
@@ -272,10 +274,10 @@ class Engine:
 
         async def start(
             watch: "asyncio.Task[None] | None",
-        ) -> list[actors.service.Service]:
+        ) -> list[actors.services.service.Service]:
             return await self._engine.services(specs, cancel=watch)
 
-        def undo(services: list[actors.service.Service]) -> None:
+        def undo(services: list[actors.services.service.Service]) -> None:
             for service in reversed(services):
                 portal.call(service.aclose)
 

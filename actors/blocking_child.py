@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal, Self
 
 import actors.child
-import actors.service
+import actors.services.service
 import actors.shell
 from actors import checks
 from actors.blocking_streams import EventStream, Reader
@@ -428,7 +428,9 @@ class Shell:
 class Service:
     """A running service, as one of its users has it; see `actors.Service`."""
 
-    def __init__(self, portal: Portal, service: actors.service.Service) -> None:
+    def __init__(
+        self, portal: Portal, service: actors.services.service.Service
+    ) -> None:
         self._portal = portal
         self._service = service
 

@@ -13,8 +13,8 @@ from actors.many import Results
 from actors.oneshot import run
 from actors.recovery import Recovery, end_left, stop_left
 from actors.scope import Scope
-from actors.service import Service, Services
-from actors.service_spec import ServiceSpec
+from actors.services.service import Service, Services
+from actors.services.spec import ServiceSpec
 from actors.settings import Settings
 from actors.spec import Spec
 from actors.subscription import LifecycleStream

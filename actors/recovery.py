@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from actors.connection import Connection
-from actors.service_command import LOST, stop
-from actors.service_files import Note, ServiceFiles
+from actors.services.command import LOST, stop
+from actors.services.files import Note, ServiceFiles
 from broker import aftermath
 from broker.aftermath import Finding
 from broker.errors import InvalidRequest

@@ -6,7 +6,8 @@ They are made of the tables by which the code goes from one state to the next.
 from collections.abc import Iterable
 from pathlib import Path
 
-from actors import lifecycle, service_life
+from actors import lifecycle
+from actors.services import life
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "states.md"
 START, END = "<!-- {}: drawn by tests/diagrams.py -->\n", "<!-- end -->\n"
@@ -27,7 +28,7 @@ def session() -> list[Step]:
 
 def service() -> list[Step]:
     """Return the steps of a service's life."""
-    return [(a.value, b.value, h.value) for (a, h), b in service_life.AFTER.items()]
+    return [(a.value, b.value, h.value) for (a, h), b in life.AFTER.items()]
 
 
 DIAGRAMS = {"session": session, "service": service}

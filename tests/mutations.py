@@ -256,14 +256,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a service starts for each who asks",
-        "actors/service.py",
+        "actors/services/service.py",
         "while (running := self._running.get(spec.key)) is not None and running.over:",
         "while (running := self._running.pop(spec.key, None)) and running.over:",
         "test_services.py::test_s47_it_starts_once_for_all_and_stops_with_the_last",
     ),
     Mutation(
         "a dead leader makes a service ready",
-        "actors/service.py",
+        "actors/services/service.py",
         'if line and (await child.snapshot()).state == "running":',
         "if line:",
         "test_services.py::"
@@ -271,14 +271,14 @@ MUTATIONS = (
     ),
     Mutation(
         "stopping waits for no call",
-        "actors/service.py",
+        "actors/services/service.py",
         "await self._idle.wait()",
         "pass",
         "test_services.py::test_s49_stopping_waits_for_calls_and_lets_no_new_one_begin",
     ),
     Mutation(
         "a service that was given up is not stopped",
-        "actors/service.py",
+        "actors/services/service.py",
         "        stopped = await stop(self._connection, files, note)\n",
         "        stopped = failure or await stop(self._connection, files, note)\n",
         "test_services.py::test_s48_a_start_that_is_given_up_is_cancelled",

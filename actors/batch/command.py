@@ -18,7 +18,7 @@ from actors.batch.records import (
 )
 from actors.batch.runner import Batch, Plan
 from actors.batch.source import Combinations, Lines
-from actors.stdio import fill
+from actors.console.stdio import fill
 
 
 class Misused(Exception):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from actors.batch.jobs import BadJob, Job, Template, of_line
-from actors.stdio import readable
+from actors.console.stdio import readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ import os
 import select
 from typing import Final
 
-from actors import stdio
+from actors.console import stdio
 
 ATOMIC: Final = 4096
 """Bytes that a pipe with room for any takes without waiting (PIPE_BUF)."""

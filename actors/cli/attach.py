@@ -32,7 +32,7 @@ def attach(
     A session with a terminal is left by the detach keys, one with pipes by Ctrl-C. It
     goes on. Once it ends, so does this, with its exit code; 125 is trouble here.
     """
-    from actors import attaching, keys, stdio  # noqa: PLC0415 - see the package
+    from actors.console import attaching, keys, stdio  # noqa: PLC0415 - see the package
 
     try:
         leave = b"".join(keys.keys(detach_keys))

@@ -34,7 +34,7 @@ def kill(
     (numbers of processes), survivors (objects of pid, started, uid, state), error
     (null, or why nothing was done).
     """
-    from actors import operating  # noqa: PLC0415 - see the package's docstring
+    from actors.console import operating  # noqa: PLC0415 - see the package's docstring
 
     if not (sessions or given["everything"] or given["scope"] is not None):
         raise click.UsageError("name the sessions: ID..., --scope or --all")

@@ -18,10 +18,10 @@ def mcp(endpoint: str | None) -> None:
     """
     if find_spec("mcp") is None:
         raise click.ClickException("it needs the MCP SDK: pip install 'creche[mcp]'")
-    from actors import mcp_stdio  # noqa: PLC0415 - see the package's docstring
+    from actors.agents import stdio  # noqa: PLC0415 - see the package's docstring
     from broker.errors import EngineError  # noqa: PLC0415
 
     try:
-        mcp_stdio.run(endpoint or None)
+        stdio.run(endpoint or None)
     except EngineError as error:
         raise click.ClickException(str(error)) from error

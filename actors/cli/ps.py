@@ -28,7 +28,7 @@ def ps(endpoint: str | None, scope: str | None, **given: bool) -> None:
     owner_alive, metadata. With --watch as well, each is a line, and so is what happens:
     event, id, scope, time, status, error, missed (events that came too fast).
     """
-    from actors import operating  # noqa: PLC0415 - see the package's docstring
+    from actors.console import operating  # noqa: PLC0415 - see the package's docstring
 
     broker = words.broker(endpoint)
     if given["watch"]:
@@ -42,7 +42,7 @@ def ps(endpoint: str | None, scope: str | None, **given: bool) -> None:
 
 
 async def _watch(broker: str, scope: str | None, *, as_json: bool) -> None:
-    from actors import operating  # noqa: PLC0415
+    from actors.console import operating  # noqa: PLC0415
     from actors.events import Snapshot  # noqa: PLC0415
 
     line = _as_json if as_json else _as_line

@@ -17,6 +17,6 @@ def resize(session: str, rows: int, cols: int, endpoint: str | None) -> None:
 
     In character cells. Its program is told by SIGWINCH.
     """
-    from actors import operating  # noqa: PLC0415 - see the package's docstring
+    from actors.console import operating  # noqa: PLC0415 - see the package's docstring
 
     words.finish(operating.resize(words.broker(endpoint), session, rows, cols))

@@ -199,7 +199,7 @@ Report = tuple[int, dict[str, Any]]
 def _guarded(work: Callable[[], Report]) -> Report:
     """Do it, and tell trouble of the engine from the command's."""
     lean.import_event_loop()
-    from actors import stdio  # noqa: PLC0415 - see the package's docstring
+    from actors.console import stdio  # noqa: PLC0415 - see the package's docstring
     from broker.errors import EngineError  # noqa: PLC0415
 
     try:
@@ -220,7 +220,7 @@ def _guarded(work: Callable[[], Report]) -> Report:
 def _join(
     command: tuple[str, ...], given: dict[str, Any], endpoint: str | None
 ) -> Report:
-    from actors import foreground  # noqa: PLC0415
+    from actors.console import foreground  # noqa: PLC0415
 
     grace = given.pop("grace")
     ended = foreground.run(command, _options(given), endpoint, grace=grace)
@@ -239,7 +239,7 @@ def _detach(
     interactive: bool,
     **left: Any,
 ) -> Report:
-    from actors import operating  # noqa: PLC0415
+    from actors.console import operating  # noqa: PLC0415
 
     grace = given.pop("grace")
     options = _options(given)

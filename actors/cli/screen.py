@@ -30,7 +30,7 @@ def screen(
     It is drawn from what is kept of its output. It needs the extra `screen`, and a
     picture `ui` as well.
     """
-    from actors import operating  # noqa: PLC0415 - see the package's docstring
+    from actors.console import operating  # noqa: PLC0415 - see the package's docstring
 
     try:
         shown = words.finish(operating.screen(words.broker(endpoint), session))

@@ -23,7 +23,7 @@ def stats(session: str, endpoint: str | None, *, as_json: bool) -> None:
     counted for each) and processes of the tree; stdout and stderr (null if it is
     merged, or a terminal's) with the bytes produced, retained, dropped.
     """
-    from actors import operating  # noqa: PLC0415 - see the package's docstring
+    from actors.console import operating  # noqa: PLC0415 - see the package's docstring
 
     found = words.finish(operating.stats(words.broker(endpoint), session))
     words.tell(json.dumps(_facts(found)) if as_json else _plain(found))

@@ -14,7 +14,7 @@ import click
 from actors.cli import words
 
 if TYPE_CHECKING:
-    from actors.rates import Look, Use
+    from actors.console.rates import Look, Use
 
 HEADS = ("ID", "NAME", "STATE", "TIME", "CPU", "MEMORY", "PROCS", "OUTPUT", "COMMAND")
 SCOPES = ("SCOPE", "SESSIONS", "CPU", "MEMORY", "PROCS", "OUTPUT")
@@ -54,7 +54,7 @@ def top(
     scopes (scope, sessions, processes, cpu, memory, rate); cpu in processors, rate in
     bytes a second.
     """
-    from actors import operating  # noqa: PLC0415 - see the package's docstring
+    from actors.console import operating  # noqa: PLC0415 - see the package's docstring
 
     looks = operating.looks(words.broker(endpoint), interval)
     with _shown(as_json=as_json) as show:
@@ -66,7 +66,7 @@ async def _rounds(
     rounds: int | None,
     show: Callable[[Round], None],
 ) -> None:
-    from actors.rates import Rates  # noqa: PLC0415
+    from actors.console.rates import Rates  # noqa: PLC0415
 
     rates, done = Rates(), count(1)
     async for found in looks:
@@ -110,7 +110,7 @@ def _live() -> Any:
 
 
 def _plain(found: Round) -> str:
-    from actors.rates import by_scope, total  # noqa: PLC0415
+    from actors.console.rates import by_scope, total  # noqa: PLC0415
 
     use = total(use for _, use in found)
     plural = "" if use.sessions == 1 else "s"
@@ -141,7 +141,7 @@ def _cells(use: "Use") -> tuple[str, str, str, str]:
 
 
 def _facts(found: Round) -> dict[str, Any]:
-    from actors.rates import by_scope  # noqa: PLC0415
+    from actors.console.rates import by_scope  # noqa: PLC0415
 
     known = ("id", "name", "scope", "state", "command", "age")
     return {

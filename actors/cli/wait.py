@@ -28,7 +28,7 @@ def wait(
     """
     import dataclasses  # noqa: PLC0415 - see the package's docstring
 
-    from actors import operating  # noqa: PLC0415
+    from actors.console import operating  # noqa: PLC0415
     from broker.outcomes import TimedOut  # noqa: PLC0415
 
     broker = words.broker(endpoint)

@@ -150,7 +150,7 @@ def finish(work: "Coroutine[Any, Any, T]") -> T:
 
 
 def _reader_gone(error: Exception) -> bool:
-    from actors.stdio import ReaderGone  # noqa: PLC0415 - see the package's docstring
+    from actors.console.stdio import ReaderGone  # noqa: PLC0415 - see the package's docstring
 
     return isinstance(error, ReaderGone)
 

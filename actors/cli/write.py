@@ -10,7 +10,7 @@ from actors.cli import words
 def _keys(
     _: click.Context, parameter: click.Parameter, given: tuple[str, ...]
 ) -> list[bytes]:
-    from actors import keys  # noqa: PLC0415 - see the package's docstring
+    from actors.console import keys  # noqa: PLC0415 - see the package's docstring
 
     try:
         return keys.keys(" ".join(given))
@@ -39,7 +39,7 @@ def write(session: str, data: str | None, endpoint: str | None, **given: Any) ->
     Without DATA and --keys it is what comes from stdin here. It is written once this
     ends with 0.
     """
-    from actors import operating, stdio  # noqa: PLC0415 - see the package's docstring
+    from actors.console import operating, stdio  # noqa: PLC0415 - see the package's docstring
 
     stdio.fill()
     words.finish(operating.write(words.broker(endpoint), session, data, **given))

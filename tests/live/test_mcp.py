@@ -14,7 +14,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import actors
-from actors import agent, embedded, mcp_server, toolbox
+from actors import embedded
+from actors.agents import server as mcp_server, toolbox, tools
 from tests.helpers import (
     NOT_BLOCKED,
     end,
@@ -34,7 +35,7 @@ PATIENCE = 2 * NOT_BLOCKED
 """Seconds for a whole server, SDK and all, on a busy machine."""
 CRECHE_MCP = [sys.executable, "-m", "actors", "mcp"]
 QUICK = (
-    "from actors import agent; agent.YIELD_LEAST = agent.LOOK_LEAST = 0.05\n"
+    "from actors.agents import tools; tools.YIELD_LEAST = tools.LOOK_LEAST = 0.05\n"
     "from actors.cli import main; main(['mcp'], 'creche')"
 )
 """The same with times that are good for tests: the bounds are tested elsewhere."""
@@ -47,7 +48,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Have short times, and no profile of this user: it may take a minute."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for bound in ("YIELD_LEAST", "LOOK_LEAST"):
-        monkeypatch.setattr(agent, bound, 0.05)
+        monkeypatch.setattr(tools, bound, 0.05)
 
 
 class Tools:
@@ -105,11 +106,11 @@ def line(command: list[str] | str) -> str:
 
 
 @asynccontextmanager
-async def tools() -> AsyncIterator[Tools]:
+async def within() -> AsyncIterator[Tools]:
     """Connect a client within this process."""
     async with (
         actors.Engine(settings=toolbox.SETTINGS) as engine,
-        engine.scope(capacity=agent.SESSIONS) as scope,
+        engine.scope(capacity=tools.SESSIONS) as scope,
         Client(mcp_server.server(toolbox.Toolbox(scope))) as client,
     ):
         yield Tools(client)
@@ -129,7 +130,7 @@ async def connected() -> AsyncIterator[Tools]:
 
 
 async def test_agents_find_the_names_that_they_know() -> None:
-    async with tools() as tool:
+    async with within() as tool:
         listed = {t.name: t for t in (await tool.client.list_tools()).tools}
     assert list(listed) == [
         "exec_command",
@@ -150,7 +151,7 @@ async def test_agents_find_the_names_that_they_know() -> None:
 
 
 async def test_a_command_that_ends_has_an_exit_code_and_no_session() -> None:
-    async with tools() as tool:
+    async with within() as tool:
         told = await tool.call("exec_command", cmd="echo out; echo err >&2; exit 3")
         assert set(told) == FIELDS | {"exit_code"}
         assert (told["output"], told["exit_code"]) == ("out\nerr\n", 3)
@@ -159,7 +160,7 @@ async def test_a_command_that_ends_has_an_exit_code_and_no_session() -> None:
 
 
 async def test_a_command_that_runs_has_a_session_until_its_end_is_told() -> None:
-    async with tools() as tool:
+    async with within() as tool:
         told = await tool.call("exec_command", cmd="cat", yield_time_ms=0)
         assert set(told) == FIELDS | {"session_id"}
         number = told["session_id"]
@@ -176,7 +177,7 @@ async def test_a_command_that_runs_has_a_session_until_its_end_is_told() -> None
 async def test_the_command_has_an_environment_for_agents_and_its_directory(
     tmp_path: Path,
 ) -> None:
-    async with tools() as tool:
+    async with within() as tool:
         told = await tool.call("exec_command", cmd="pwd; env", workdir=str(tmp_path))
     lines = told["output"].splitlines()
     assert lines[0] == str(tmp_path)
@@ -186,7 +187,7 @@ async def test_the_command_has_an_environment_for_agents_and_its_directory(
 @pytest.mark.parametrize(("login", "said"), [(True, "login"), (False, "plain")])
 async def test_the_shell_is_the_one_that_was_asked_for(login: bool, said: str) -> None:
     cmd = "echo ${BASH_VERSION:+bash}; shopt -q login_shell && echo login || echo plain"
-    async with tools() as tool:
+    async with within() as tool:
         told = await tool.call("exec_command", cmd=cmd, shell="/bin/bash", login=login)
     assert told["output"].splitlines()[-2:] == ["bash", said]
 
@@ -197,14 +198,14 @@ def test_the_shell_is_the_users_if_it_runs_commands(
     monkeypatch.setenv("SHELL", "/bin/sh")
     assert toolbox.users_shell() == "/bin/sh"
     monkeypatch.setenv("SHELL", "/usr/sbin/nologin")
-    assert agent.is_shell(toolbox.users_shell())
+    assert tools.is_shell(toolbox.users_shell())
     monkeypatch.setenv("SHELL", "/no/such/bash")
     assert os.access(toolbox.users_shell(), os.X_OK)
 
 
 async def test_a_flood_is_cut_and_its_size_is_told() -> None:
     code = "import os\nfor _ in range(100): os.write(1, b'0123456789abcdef' * 4096)"
-    async with tools() as tool:
+    async with within() as tool:
         told = await tool.call(
             "exec_command", cmd=line(python(code)), max_output_tokens=100
         )
@@ -234,7 +235,7 @@ async def test_an_interactive_python_on_a_terminal() -> None:
 
 async def test_a_long_build_is_looked_at_until_it_ends() -> None:
     build = program("write(b'one '); os.read(0, 9); write(b'two '); os.read(0, 9)")
-    async with tools() as tool:
+    async with within() as tool:
         number = await tool.session(build)
         seen = await tool.until(number, "one")
         seen += await tool.until(number, "two", "on\n")
@@ -253,7 +254,7 @@ async def test_an_interrupt_reaches_a_command_without_a_terminal(how: str) -> No
         "except KeyboardInterrupt:\n"
         "    print('interrupted', flush=True)\n"
     )
-    async with tools() as tool:
+    async with within() as tool:
         number = await tool.session(python(code))
         await tool.until(number, "up")
         if how == "write_stdin":
@@ -265,7 +266,7 @@ async def test_an_interrupt_reaches_a_command_without_a_terminal(how: str) -> No
 
 
 async def test_what_comes_before_a_key_is_written_before() -> None:
-    async with tools() as tool:
+    async with within() as tool:
         number = await tool.session("cat; echo over; exec sleep 99")
         assert await tool.until(number, "over", "a\x04") == "aover\n"
         why = await tool.refusal("write_stdin", session_id=number, chars="b")
@@ -273,7 +274,7 @@ async def test_what_comes_before_a_key_is_written_before() -> None:
 
 
 async def test_a_key_does_not_wait_for_ever_for_what_comes_before_it() -> None:
-    async with tools() as tool:
+    async with within() as tool:
         number = await tool.session("exec sleep 99")
         why = await tool.refusal(
             "write_stdin", session_id=number, chars="x" * 2_000_000 + "\x03"
@@ -282,7 +283,7 @@ async def test_a_key_does_not_wait_for_ever_for_what_comes_before_it() -> None:
 
 
 async def test_sessions_are_listed_until_their_end_is_told() -> None:
-    async with tools() as tool:
+    async with within() as tool:
         number = await tool.session("read line; exit 5")
         (row,) = (await tool.call("list_sessions"))["sessions"]
         assert (row["session_id"], row["state"]) == (number, "running")
@@ -299,7 +300,7 @@ async def test_sessions_are_listed_until_their_end_is_told() -> None:
 
 
 async def test_a_terminal_is_resized_and_a_pipe_is_not() -> None:
-    async with tools() as tool:
+    async with within() as tool:
         terminal = await tool.session("read line; stty size", tty=True)
         told = await tool.call("resize_session", session_id=terminal, rows=7, cols=99)
         assert told == {"session_id": terminal, "rows": 7, "cols": 99}
@@ -311,7 +312,7 @@ async def test_a_terminal_is_resized_and_a_pipe_is_not() -> None:
 
 async def test_a_kill_ends_the_whole_tree_and_gives_the_last_words() -> None:
     word = tag()
-    async with tools() as tool:
+    async with within() as tool:
         number = await tool.session(daemons(word))
         async with asyncio.timeout(NOT_BLOCKED):
             while len(tagged(word)) < 4:
@@ -322,7 +323,7 @@ async def test_a_kill_ends_the_whole_tree_and_gives_the_last_words() -> None:
 
 
 async def test_a_later_call_ends_an_earlier_look_at_the_session() -> None:
-    async with tools() as tool:
+    async with within() as tool:
         number = await tool.session("cat")
         looking = asyncio.ensure_future(
             tool.call("write_stdin", session_id=number, yield_time_ms=300_000)
@@ -342,7 +343,7 @@ async def test_a_later_call_ends_an_earlier_look_at_the_session() -> None:
 
 
 async def test_a_kill_leaves_the_end_to_be_told_to_whoever_looks() -> None:
-    async with tools() as tool:
+    async with within() as tool:
         number = await tool.session("exec sleep 99")
         looking = asyncio.ensure_future(
             tool.call("write_stdin", session_id=number, yield_time_ms=300_000)
@@ -411,9 +412,9 @@ async def test_cancelling_a_call_does_not_take_back_what_it_is_starting(
 
 
 async def test_a_65th_session_takes_the_place_of_the_one_used_last() -> None:
-    async with tools() as tool:
+    async with within() as tool:
         numbers = [await tool.session("exec sleep 99") for _ in range(8)]
-        rest = agent.SESSIONS - len(numbers)
+        rest = tools.SESSIONS - len(numbers)
         starts = (tool.session("exec sleep 99") for _ in range(rest))
         numbers += await asyncio.gather(*starts)
         crowded = await tool.answer("exec_command", cmd="true", yield_time_ms=0)
@@ -424,7 +425,7 @@ async def test_a_65th_session_takes_the_place_of_the_one_used_last() -> None:
 
 
 async def test_a_command_whose_worker_died_is_told_as_lost() -> None:
-    async with tools() as tool:
+    async with within() as tool:
         number = await tool.session("exec sleep 99")
         (row,) = (await tool.call("list_sessions"))["sessions"]
         end([parent(row["pid"])])
@@ -462,16 +463,16 @@ async def test_a_command_whose_worker_died_is_told_as_lost() -> None:
 async def test_a_bad_argument_is_answered_with_a_sentence_that_names_it(
     tool_name: str, name: str, given: object
 ) -> None:
-    async with tools() as tool:
+    async with within() as tool:
         fine = {"cmd": "true", "session_id": 1, "rows": 1, "cols": 1}
-        known = agent.TOOLS[tool_name].schema["required"]
+        known = tools.TOOLS[tool_name].schema["required"]
         arguments = {k: v for k, v in fine.items() if k in known}
         why = await tool.refusal(tool_name, **arguments | {name: given})
         assert why.startswith(f"{name}: ")
 
 
 async def test_an_unknown_tool_is_answered_with_the_known_ones() -> None:
-    async with tools() as tool:
+    async with within() as tool:
         assert "exec_command" in await tool.refusal("bash", command="ls")
 
 
@@ -522,7 +523,8 @@ def test_all_is_gone_with_the_client_that_is_killed_in_the_middle() -> None:
         eventually(lambda: len(tagged(word)) >= 4, PATIENCE)
         client.kill()
         gone(word)
-        assert b"Traceback" not in client.stderr.read()
+        said = client.stderr.read().decode()
+        assert "Traceback" not in said, said
 
 
 @pytest.mark.parametrize("how", ["closes", "terminates", "interrupts"])

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from actors.keys import Detacher, key, keys
+from actors.console.keys import Detacher, key, keys
 
 
 @pytest.mark.parametrize(

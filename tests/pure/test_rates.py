@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from actors.rates import Look, Rates, Use, by_scope, total
+from actors.console.rates import Look, Rates, Use, by_scope, total
 
 LOOK = Look(1000, "", "", "running", "cat", 2.0, 1.0, 4096, 1, 100)
 

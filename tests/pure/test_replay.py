@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from actors.replay import unasking
+from actors.console.replay import unasking
 
 QUESTIONS = {
     "attributes": b"\x1b[c",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.service_life import AFTER, Happening, ServiceLife, State
+from actors.services.life import AFTER, Happening, ServiceLife, State
 
 ENDS = {State.ENDED, State.LEFT}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.service_spec import ServiceSpec
+from actors.services.spec import ServiceSpec
 from broker.errors import InvalidRequest
 
 ARGV = ["true"]

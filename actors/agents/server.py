@@ -15,8 +15,8 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
 import actors
-from actors import agent
-from actors.toolbox import Toolbox
+from actors.agents import tools
+from actors.agents.toolbox import Toolbox
 
 INSTRUCTIONS: Final = (
     "exec_command runs a shell command; what has not ended in time goes on as a "
@@ -33,7 +33,7 @@ def server(toolbox: Toolbox) -> Server[Any]:
     async def list_tools(
         _ctx: Context, _params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_tool(t) for t in agent.TOOLS.values()])
+        return types.ListToolsResult(tools=[_tool(t) for t in tools.TOOLS.values()])
 
     async def call_tool(
         _ctx: Context, params: types.CallToolRequestParams
@@ -56,7 +56,7 @@ def server(toolbox: Toolbox) -> Server[Any]:
     )
 
 
-def _tool(tool: agent.Tool) -> types.Tool:
+def _tool(tool: tools.Tool) -> types.Tool:
     hints = types.ToolAnnotations(
         read_only_hint=tool.harmless, destructive_hint=not tool.harmless
     )

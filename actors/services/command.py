@@ -8,7 +8,7 @@ from typing import Any, Final
 from actors.child import Child
 from actors.connection import Connection
 from actors.events import ExitStatus
-from actors.service_files import Note, ServiceFiles
+from actors.services.files import Note, ServiceFiles
 from actors.settings import OutputPolicy
 from actors.spec import Spec
 from broker import errors

@@ -17,9 +17,9 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import actors
-from actors import console, stdio
-from actors.rates import Look
-from actors.replay import unasking
+from actors.console import stdio, terminal
+from actors.console.rates import Look
+from actors.console.replay import unasking
 
 OWNER: Final = b"creche run --detach"
 """The key of detached sessions; it is no secret: whoever uses it is the operator."""
@@ -119,7 +119,7 @@ async def detach(
     """
     settings = actors.Settings(terminate_grace=grace)
     if options.get("tty"):
-        options = {**options, "tty": console.size() or True}
+        options = {**options, "tty": terminal.size() or True}
     async with operating(endpoint, settings) as engine:
         if name is not None:
             await _check_name(engine, name)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors import agent
+from actors.agents import tools
 from actors.events import PollResult
 from actors.facts import ExitStatus
 from broker.errors import (
@@ -16,9 +16,9 @@ from broker.errors import (
     SpawnFailed,
 )
 
-EXEC = agent.TOOLS["exec_command"]
-WRITE = agent.TOOLS["write_stdin"]
-RESIZE = agent.TOOLS["resize_session"]
+EXEC = tools.TOOLS["exec_command"]
+WRITE = tools.TOOLS["write_stdin"]
+RESIZE = tools.TOOLS["resize_session"]
 
 
 def ended(code: int | None, signal: int | None = None) -> ExitStatus:
@@ -63,7 +63,7 @@ def test_what_is_left_out_has_its_default() -> None:
         "yield_time_ms": 250,
         "max_output_tokens": 10000,
     }
-    assert agent.TOOLS["list_sessions"].read(None) == {}
+    assert tools.TOOLS["list_sessions"].read(None) == {}
 
 
 def test_null_is_as_good_as_left_out() -> None:
@@ -114,7 +114,7 @@ def test_whole_numbers_may_be_written_with_a_point() -> None:
     ],
 )
 def test_a_bad_argument_is_refused_by_its_name(
-    tool: agent.Tool, name: str, given: object, why: str
+    tool: tools.Tool, name: str, given: object, why: str
 ) -> None:
     fine = {"cmd": "true"} if tool is EXEC else {"session_id": 1, "rows": 1, "cols": 1}
     known = {p.name for p in tool.parameters}
@@ -125,9 +125,9 @@ def test_a_bad_argument_is_refused_by_its_name(
     assert why in str(refused.value)
 
 
-@pytest.mark.parametrize("tool", agent.TOOLS.values(), ids=lambda tool: tool.name)
+@pytest.mark.parametrize("tool", tools.TOOLS.values(), ids=lambda tool: tool.name)
 def test_an_unknown_parameter_is_refused_and_the_known_ones_are_told(
-    tool: agent.Tool,
+    tool: tools.Tool,
 ) -> None:
     with pytest.raises(
         InvalidRequest, match=f"command: is no parameter of {tool.name}"
@@ -136,7 +136,7 @@ def test_an_unknown_parameter_is_refused_and_the_known_ones_are_told(
 
 
 def test_every_parameter_is_in_the_schema_as_it_is_judged() -> None:
-    for tool in agent.TOOLS.values():
+    for tool in tools.TOOLS.values():
         assert tool.says.endswith(".")
         for parameter in tool.parameters:
             told = tool.schema["properties"][parameter.name]
@@ -167,12 +167,12 @@ def test_every_parameter_is_in_the_schema_as_it_is_judged() -> None:
 def test_s28_times_of_agents_are_cut_to_their_bounds(
     asked: int, looks: bool, given: float
 ) -> None:
-    assert agent.patience(asked, looks=looks) == given
+    assert tools.patience(asked, looks=looks) == given
 
 
 def test_it_gets_crowded_before_it_is_full() -> None:
-    assert agent.crowding(agent.CROWDED - 1) is None
-    told = agent.crowding(agent.CROWDED) or ""
+    assert tools.crowding(tools.CROWDED - 1) is None
+    told = tools.crowding(tools.CROWDED) or ""
     assert "60 sessions" in told
     assert "kill_session" in told
 
@@ -181,8 +181,8 @@ def test_it_gets_crowded_before_it_is_full() -> None:
 
 
 def test_a_shell_runs_the_command() -> None:
-    assert agent.command("ls", "/bin/zsh", login=True) == ["/bin/zsh", "-lc", "ls"]
-    assert agent.command("ls", "/bin/zsh", login=False) == ["/bin/zsh", "-c", "ls"]
+    assert tools.command("ls", "/bin/zsh", login=True) == ["/bin/zsh", "-lc", "ls"]
+    assert tools.command("ls", "/bin/zsh", login=False) == ["/bin/zsh", "-c", "ls"]
 
 
 @pytest.mark.parametrize(
@@ -196,20 +196,20 @@ def test_a_shell_runs_the_command() -> None:
     ],
 )
 def test_not_everything_in_a_users_record_runs_commands(path: str, fits: bool) -> None:
-    assert agent.is_shell(path) is fits
+    assert tools.is_shell(path) is fits
 
 
 def test_keys_are_pieces_of_their_own() -> None:
-    assert agent.keys("a\x03b\nc\x04") == ["a", "\x03", "b\nc", "\x04"]
-    assert agent.keys("\x03\x03") == ["\x03", "\x03"]
-    assert agent.keys("") == []
+    assert tools.keys("a\x03b\nc\x04") == ["a", "\x03", "b\nc", "\x04"]
+    assert tools.keys("\x03\x03") == ["\x03", "\x03"]
+    assert tools.keys("") == []
 
 
 # -- results ----------------------------------------------------------------------
 
 
 def test_what_runs_has_a_session_and_no_exit_code() -> None:
-    assert agent.observation(seen("hallo"), 1.23456, 1000, 99) == {
+    assert tools.observation(seen("hallo"), 1.23456, 1000, 99) == {
         "wall_time_seconds": 1.2346,
         "output": "hallo",
         "session_id": 1000,
@@ -219,7 +219,7 @@ def test_what_runs_has_a_session_and_no_exit_code() -> None:
 
 
 def test_what_ended_has_an_exit_code_and_no_session() -> None:
-    told = agent.observation(seen("", ended(3)), 0.1, 1000, 99)
+    told = tools.observation(seen("", ended(3)), 0.1, 1000, 99)
     assert told["exit_code"] == 3
     assert "session_id" not in told
 
@@ -227,27 +227,27 @@ def test_what_ended_has_an_exit_code_and_no_session() -> None:
 def test_what_left_pipes_open_runs_on() -> None:
     """Its end was noticed, but there may be more to read."""
     early = replace(seen("", ended(3)), done=False)
-    told = agent.observation(early, 0.1, 1000, 99)
+    told = tools.observation(early, 0.1, 1000, 99)
     assert (told["session_id"], "exit_code" in told) == (1000, False)
 
 
 def test_death_by_a_signal_is_told_as_shells_do() -> None:
-    assert agent.exit_code(ended(None, 9)) == {"exit_code": 137}
+    assert tools.exit_code(ended(None, 9)) == {"exit_code": 137}
 
 
 def test_of_what_runs_or_was_lost_no_exit_code_is_made_up() -> None:
-    assert agent.exit_code(None) == {}
-    assert agent.exit_code(ended(None)) == {}
+    assert tools.exit_code(None) == {}
+    assert tools.exit_code(ended(None)) == {}
 
 
 def test_long_output_loses_its_middle_and_is_counted_whole() -> None:
-    told = agent.observation(seen("a" * 500 + "b" * 500), 0.1, 1000, 10)
+    told = tools.observation(seen("a" * 500 + "b" * 500), 0.1, 1000, 10)
     assert told["original_token_count"] == 250
     assert told["output"] == ("a" * 20 + "[... 960 characters left out ...]" + "b" * 20)
 
 
 def test_output_that_was_not_kept_is_told_and_counted() -> None:
-    told = agent.observation(seen("ab", dropped=41), 0.1, 1000, 10)
+    told = tools.observation(seen("ab", dropped=41), 0.1, 1000, 10)
     assert told["output"] == "ab\n[41 bytes from its middle were not kept]\n"
     assert told["original_token_count"] == 1 + 11
 
@@ -269,4 +269,4 @@ def test_output_that_was_not_kept_is_told_and_counted() -> None:
 def test_an_error_is_a_sentence_that_names_what_to_change(
     error: EngineError, told: str
 ) -> None:
-    assert agent.sentence(error, 7).startswith(told)
+    assert tools.sentence(error, 7).startswith(told)

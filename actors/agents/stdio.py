@@ -18,10 +18,10 @@ from importlib import import_module
 from typing import Final
 
 import actors
-from actors import agent
-from actors.toolbox import SETTINGS
+from actors.agents import tools
+from actors.agents.toolbox import SETTINGS
 
-SERVER: Final = "actors.mcp_server"
+SERVER: Final = "actors.agents.server"
 
 
 def run(endpoint: str | None) -> None:
@@ -42,5 +42,5 @@ async def _run(endpoint: str | None) -> None:
     loading = asyncio.ensure_future(asyncio.to_thread(import_module, SERVER))
     async with actors.Engine(endpoint, settings=SETTINGS) as engine:
         server = await loading
-        async with engine.scope(capacity=agent.SESSIONS) as scope:
+        async with engine.scope(capacity=tools.SESSIONS) as scope:
             await server.serve(scope)

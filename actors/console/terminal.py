@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import actors
-from actors.stdio import STDERR, STDIN, STDOUT
+from actors.console.stdio import STDERR, STDIN, STDOUT
 
 ENDING: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 """What would end a program at once."""

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Final
 
 import actors
-from actors import console, foreground, operating, stdio
-from actors.keys import Detacher
-from actors.replay import unasking
+from actors.console import foreground, operating, stdio, terminal
+from actors.console.keys import Detacher
+from actors.console.replay import unasking
 
 DETACH_KEYS: Final = "C-p C-q"
 """What detaches unless told otherwise, as from a container."""
@@ -116,16 +116,16 @@ class Attached:
         self._child = child
         self._detacher = Detacher(keys)
         self._types = types
-        self._console = console.Console()
+        self._console = terminal.Console()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, *, replay: bool) -> actors.ExitStatus | None:
         """Stay attached until the child ends, or the person leaves."""
         if not (self._child.tty and self._console.there):
             return await self._both(replay=replay)
-        deadly = {n: partial(self._console.die, n) for n in console.ENDING}
+        deadly = {n: partial(self._console.die, n) for n in terminal.ENDING}
         size = {signal.SIGWINCH: self._fit_soon} if self._types else {}
-        with console.handling({**deadly, **size}), self._console.raw():
+        with terminal.handling({**deadly, **size}), self._console.raw():
             if self._types:
                 self._fit_soon()
             return await self._both(replay=replay)

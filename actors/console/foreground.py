@@ -29,7 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import actors
-from actors import console, stdio
+from actors.console import stdio, terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +80,7 @@ async def _run(
     retention = actors.OutputPolicy.block(KEPT)
     settings = actors.Settings(warm=1, retention=retention, terminate_grace=grace)
     if options.get("tty"):
-        options = {**options, "tty": console.size() or True}
+        options = {**options, "tty": terminal.size() or True}
     async with actors.Engine(endpoint, settings=settings) as engine:
         child = await engine.spawn(argv, stdin="pipe", **options)
         async with child:
@@ -93,7 +93,7 @@ async def _join(child: actors.Child, grace: float) -> Ended:
     def start(work: Work) -> None:
         tasks.add(asyncio.ensure_future(work))
 
-    ours = console.Console()
+    ours = terminal.Console()
     start(_feed(child))
     with _signals(start, child, ours, grace):
         try:
@@ -107,7 +107,7 @@ async def _join(child: actors.Child, grace: float) -> Ended:
 
 @contextmanager
 def _signals(
-    start: Start, child: actors.Child, ours: console.Console, grace: float
+    start: Start, child: actors.Child, ours: terminal.Console, grace: float
 ) -> "Iterator[None]":
     """Pass signals on to the child until it has ended, unless they are ignored here."""
     passed: dict[signal.Signals, Callable[[], Work]] = {
@@ -129,13 +129,13 @@ def _signals(
     if child.tty:
         handlers[signal.SIGWINCH] = lambda: start(fit(child))
         start(fit(child))  # it may have changed since the spawn
-    with console.handling(handlers):
+    with terminal.handling(handlers):
         yield
 
 
 async def fit(child: actors.Child) -> None:
     """Give the child's terminal the size of ours."""
-    size = console.size()
+    size = terminal.size()
     if size is not None:
         await child.resize(size.rows, size.cols)
 

@@ -25,10 +25,10 @@ from actors.child import Child, Data
 from actors.connection import Connection
 from actors.events import Chunk, Completed, Exited
 from actors.oneshot import run
-from actors.service_command import KEPT, LOST, add, command, failed, merged, stop
-from actors.service_files import OUTPUT, TEMPORARY, Note, ServiceFiles
-from actors.service_life import Happening, ServiceLife, State
-from actors.service_spec import ServiceSpec
+from actors.services.command import KEPT, LOST, add, command, failed, merged, stop
+from actors.services.files import OUTPUT, TEMPORARY, Note, ServiceFiles
+from actors.services.life import Happening, ServiceLife, State
+from actors.services.spec import ServiceSpec
 from actors.settings import OutputPolicy
 from broker import errors, journal
 

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import actors
-from actors import agent
+from actors.agents import tools
 
 SETTINGS: Final = actors.Settings(retention=actors.OutputPolicy.head_tail(1024 * 1024))
 """Of the engine: an agent reads the beginning and the end of what is too long."""
@@ -90,14 +90,14 @@ class Session:
         if self.child.tty:
             return chars  # the terminal knows what they mean
         rest = ""
-        for piece in agent.keys(chars):
-            if piece == agent.INTERRUPT:
+        for piece in tools.keys(chars):
+            if piece == tools.INTERRUPT:
                 await self._write(rest, wait)
                 await self.child.interrupt()
-            elif piece == agent.END_OF_INPUT:
+            elif piece == tools.END_OF_INPUT:
                 await self._write(rest, wait)
                 await self.child.close_stdin()
-            rest = "" if piece in agent.CONTROLS else piece
+            rest = "" if piece in tools.CONTROLS else piece
         return rest
 
     async def _write(self, text: str, wait: float) -> None:
@@ -115,7 +115,7 @@ class Toolbox:
     """The tools of one client.
 
     Args:
-        scope: holds its sessions; with a capacity of `agent.SESSIONS`.
+        scope: holds its sessions; with a capacity of `tools.SESSIONS`.
     """
 
     def __init__(self, scope: actors.Scope) -> None:
@@ -134,17 +134,17 @@ class Toolbox:
         """Do what a client asks for.
 
         Raises:
-            EngineError: it cannot be done; `agent.sentence` says why.
+            EngineError: it cannot be done; `tools.sentence` says why.
         """
-        if name not in agent.TOOLS:
-            known = ", ".join(agent.TOOLS)
+        if name not in tools.TOOLS:
+            known = ", ".join(tools.TOOLS)
             raise actors.InvalidRequest("name", f"there is no tool {name!r}: {known}")
-        values = agent.TOOLS[name].read(arguments)
+        values = tools.TOOLS[name].read(arguments)
         try:
             return await self._tools[name](**values)
         except actors.EngineError as error:
             raise actors.EngineError(
-                agent.sentence(error, values.get("session_id"))
+                tools.sentence(error, values.get("session_id"))
             ) from error
 
     # -- the tools --------------------------------------------------------------
@@ -162,12 +162,12 @@ class Toolbox:
     ) -> Answer:
         """Start a command, and observe it."""
         started = _now()
-        argv = agent.command(cmd, shell or users_shell(), login=login)
+        argv = tools.command(cmd, shell or users_shell(), login=login)
         # The command runs on even if nobody waits for this call any more.
         session = await asyncio.shield(self._start(argv, cmd, workdir, tty=tty))
-        wait = agent.patience(yield_time_ms, looks=False)
+        wait = tools.patience(yield_time_ms, looks=False)
         answer = await self._observe(session, "", wait, max_output_tokens, started)
-        note = agent.crowding(sum(not s.child.ended for s in self._sessions.values()))
+        note = tools.crowding(sum(not s.child.ended for s in self._sessions.values()))
         return answer if note is None else answer._replace(notes=(*answer.notes, note))
 
     async def write_stdin(
@@ -181,7 +181,7 @@ class Toolbox:
         """Write to a command, and observe it."""
         started = _now()
         session = self._find(session_id)
-        wait = agent.patience(yield_time_ms, looks=not chars)
+        wait = tools.patience(yield_time_ms, looks=not chars)
         rest = await session.type(chars, wait)
         return await self._observe(session, rest, wait, max_output_tokens, started)
 
@@ -243,7 +243,7 @@ class Toolbox:
             raise actors.WorkerLost(
                 "the command was ended, and what it wrote is gone: its worker died"
             )
-        result = agent.observation(seen, _now() - started, number, tokens)
+        result = tools.observation(seen, _now() - started, number, tokens)
         return Answer(result, notes)
 
     async def _close(self, session: Session) -> tuple[str, ...]:
@@ -269,7 +269,7 @@ class Toolbox:
                 "pid": session.child.pid,
                 "state": "running" if now.status is None else "ended",
                 "wall_time_seconds": round(now.wall_time, 4),
-                **agent.exit_code(now.status),
+                **tools.exit_code(now.status),
             }
         return None
 
@@ -280,7 +280,7 @@ def users_shell() -> str:
     with suppress(KeyError):  # a user without a record, as in containers
         given.append(pwd.getpwuid(os.getuid()).pw_shell)
     for path in given:
-        if agent.is_shell(path) and os.access(path, os.X_OK):
+        if tools.is_shell(path) and os.access(path, os.X_OK):
             return path
     return shutil.which("bash") or "/bin/sh"
 
