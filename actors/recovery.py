@@ -15,6 +15,7 @@ from actors.services.command import LOST, stop
 from actors.services.files import Note, ServiceFiles
 from broker import aftermath
 from broker.aftermath import Finding
+from broker.auth import RunDirectory
 from broker.errors import InvalidRequest
 from broker.places import JOURNAL, runtime_root
 
@@ -66,9 +67,12 @@ async def end_left() -> tuple[Finding, ...]:
     """
     root = os.path.join(runtime_root(os.environ, os.geteuid()), JOURNAL)
     try:
-        return tuple(await asyncio.to_thread(aftermath.sweep, root))
+        left = RunDirectory.abandoned(root)
     except InvalidRequest:
         return ()
+    if not left:
+        return ()  # as for most engines: a thread would cost more than this look
+    return tuple(await asyncio.to_thread(aftermath.settle, left))
 
 
 async def stop_left(connection: Connection) -> list[Stopped]:
@@ -76,7 +80,7 @@ async def stop_left(connection: Connection) -> list[Stopped]:
 
     Each takes no longer than its stop command may.
     """
-    left = await asyncio.to_thread(ServiceFiles.left)
+    left = ServiceFiles.left()
     results = await asyncio.gather(*(_stop_left(connection, files) for files in left))
     return [result for result in results if result is not None]
 

@@ -61,7 +61,11 @@ def sweep(root: bytes) -> list[Finding]:
     Raises:
         InvalidRequest: `root` is not this user's alone.
     """
-    directories = RunDirectory.abandoned(root)
+    return settle(RunDirectory.abandoned(root))
+
+
+def settle(directories: list[RunDirectory]) -> list[Finding]:
+    """End what dead engines left whose records lie in these directories, locked."""
     try:
         found = [record for d in directories for record in _records(d)]
         return _settle(found) if found else []

@@ -46,9 +46,15 @@ class Person:
         self.process = subprocess.Popen(
             command,
             env=_environment() | env,
-            preexec_fn=lambda: os.login_tty(self._slave),  # noqa: PLW1509 - one call
+            preexec_fn=self._sit_down,  # noqa: PLW1509 - two calls
             close_fds=False,
         )
+
+    def _sit_down(self) -> None:
+        """Take the terminal, as a shell's child that ignores no signal."""
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        os.login_tty(self._slave)
 
     @classmethod
     @contextmanager

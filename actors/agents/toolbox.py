@@ -164,7 +164,9 @@ class Toolbox:
         started = _now()
         argv = tools.command(cmd, shell or users_shell(), login=login)
         # The command runs on even if nobody waits for this call any more.
-        session = await asyncio.shield(self._start(argv, cmd, workdir, tty=tty))
+        starting = asyncio.ensure_future(self._start(argv, cmd, workdir, tty=tty))
+        starting.add_done_callback(_seen)
+        session = await asyncio.shield(starting)
         wait = tools.patience(yield_time_ms, looks=False)
         answer = await self._observe(session, "", wait, max_output_tokens, started)
         note = tools.crowding(sum(not s.child.ended for s in self._sessions.values()))
@@ -287,3 +289,9 @@ def users_shell() -> str:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _seen(task: "asyncio.Task[Session]") -> None:
+    """Look at how it ended, which the call may not be there to hear any more."""
+    if not task.cancelled():
+        task.exception()

@@ -222,7 +222,7 @@ async def test_s1_a_foreign_session_looks_like_none_at_all(
     ):
         child = await mine.spawn(daemons(word), stdin="pipe")
         await up(child)
-        reply = await foreign.ask(Kind.LIST, body={"scope": None, "ended": False})
+        reply = await foreign.ask(Kind.LIST, body={"scope": None, "readable": False})
         assert wire.unpack(reply.payload or b"") == []
         closed = await mine.spawn(["true"])
         await closed.aclose()
@@ -350,7 +350,7 @@ async def test_s1_the_operator_sees_and_ends_everything(
         held = [await engine.spawn(daemons(word)) for engine in (one, two)]
         for child in held:
             await up(child)
-        reply = await link.ask(Kind.LIST, body={"scope": None, "ended": False})
+        reply = await link.ask(Kind.LIST, body={"scope": None, "readable": False})
         assert wire.unpack(reply.payload or b"") == [child.id for child in held]
         body = {"grace": None, "timeout": 5.0, "cause": "killed", "release": False}
         for child in held:

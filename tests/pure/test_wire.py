@@ -96,6 +96,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "scope": st.text(max_size=256),
     "sequence": whole,
     "sessions": st.lists(positive, max_size=20),
+    "visits": st.lists(positive, max_size=20),
     "stamps": st.lists(st.none() | seconds, max_size=4),
     "start": whole,
     "status": shallow,
