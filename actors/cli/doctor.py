@@ -9,7 +9,7 @@ from actors import __version__
 from actors.cli import words
 
 
-@click.command()
+@click.command(cls=words.Verb)
 @words.AS_JSON
 def doctor(*, as_json: bool) -> None:
     """Tell what this machine offers.

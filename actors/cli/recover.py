@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from actors.recovery import Recovery
 
 
-@click.command()
+@click.command(cls=words.Verb)
 @words.AS_JSON
 def recover(*, as_json: bool) -> None:
     """End what dead engines left, and say what was done.

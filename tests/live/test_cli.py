@@ -230,6 +230,15 @@ def test_each_option_is_a_variable_too() -> None:
     assert done.returncode == 124
 
 
+@pytest.mark.parametrize("verb", ["recover", "ps"])
+def test_a_refused_runtime_directory_is_a_sentence(verb: str, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    done = creche(verb, env={"XDG_RUNTIME_DIR": str(tmp_path / "run")})
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"creche: ")
+    assert done.stderr.count(b"\n") == 1
+
+
 def test_a_variable_has_the_name_of_its_flag() -> None:
     done = creche("run", "sleep", "99", env={"CRECHE_RUN_TIMEOUT": "soon"})
     assert b"'soon'" in done.stderr
