@@ -10,6 +10,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from actors.aside import aside
 from actors.connection import Connection
 from actors.services.command import LOST, stop
 from actors.services.files import Note, ServiceFiles
@@ -72,7 +73,7 @@ async def end_left() -> tuple[Finding, ...]:
         return ()
     if not left:
         return ()  # as for most engines: a thread would cost more than this look
-    return tuple(await asyncio.to_thread(aftermath.settle, left))
+    return tuple(await aside(aftermath.settle, left))
 
 
 async def stop_left(connection: Connection) -> list[Stopped]:
@@ -87,10 +88,10 @@ async def stop_left(connection: Connection) -> list[Stopped]:
 
 async def _stop_left(connection: Connection, files: ServiceFiles) -> Stopped | None:
     try:
-        text = await asyncio.to_thread(files.read)
+        text = await aside(files.read)
         note = None if text is None else Note.parse(text)
         if text is None or (note is not None and not note.now()):
-            await asyncio.to_thread(files.remove)  # nothing has run, or can run now
+            await aside(files.remove)  # nothing has run, or can run now
             return None
         if note is None:
             return Stopped("unknown", "", "", "the record is torn", files.path)
@@ -110,7 +111,7 @@ async def _stop_known(
     if not note.here():
         return told("unknown", "its pids are of another namespace")
     marks = [mark.encode() for mark in note.marks]
-    if not await asyncio.to_thread(aftermath.end_marked, marks):
+    if not await aside(aftermath.end_marked, marks):
         return told("kept", "what it had started cannot be ended")
     outcome = None
     if not note.stopped:
@@ -121,5 +122,5 @@ async def _stop_known(
         except (*LOST, OSError) as lost:
             return told("kept", str(lost))
         outcome = told("failed", str(failure)) if failure else told("stopped")
-    await asyncio.to_thread(files.remove)
+    await aside(files.remove)
     return outcome

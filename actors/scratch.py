@@ -42,6 +42,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from actors.aside import aside
 from actors.holds import LOCK_FLAGS
 from broker import tree
 from broker.auth import RunDirectory
@@ -89,13 +90,13 @@ class Scratches:
         """
         if not self._root_exists():
             return  # as for most engines: a thread would cost more than this look
-        if await asyncio.to_thread(sweep, self._root):
+        if await aside(sweep, self._root):
             self._sweeping = asyncio.ensure_future(self._sweep_on())
 
     async def _sweep_on(self) -> None:
         for pause in _pauses(self._patience):
             await asyncio.sleep(pause)
-            if not await asyncio.to_thread(sweep, self._root):
+            if not await aside(sweep, self._root):
                 return
 
     def _root_exists(self) -> bool:
@@ -110,7 +111,7 @@ class Scratches:
         making = self._made.get(scope)
         if making is None:
             # Shielded: a directory whose making nobody awaits must be known as well.
-            task = asyncio.to_thread(_make, self._root, self._name(scope))
+            task = aside(_make, self._root, self._name(scope))
             making = self._made[scope] = asyncio.ensure_future(task)
         try:
             made = await asyncio.shield(making)
@@ -161,7 +162,7 @@ class Scratches:
 
     async def _try_to_remove(self, made: "_Made") -> None:
         for pause in _pauses(self._patience):
-            if await asyncio.to_thread(made.remove):
+            if await aside(made.remove):
                 return
             await asyncio.sleep(pause)
 

@@ -1,6 +1,7 @@
 """`creche ps`: the sessions of a broker."""
 
 import json
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,9 +47,10 @@ async def _watch(broker: str, scope: str | None, *, as_json: bool) -> None:
     from actors.events import Snapshot  # noqa: PLC0415
 
     line = _as_json if as_json else _as_line
-    async for what in operating.happening(broker, scope):
-        known = operating.described(what) if isinstance(what, Snapshot) else None
-        words.tell(line(what, known))
+    async with aclosing(operating.happening(broker, scope)) as happening:
+        async for what in happening:
+            known = operating.described(what) if isinstance(what, Snapshot) else None
+            words.tell(line(what, known))
 
 
 def _as_json(what: "Snapshot | Lifecycle", known: dict[str, Any] | None) -> str:

@@ -4,8 +4,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -62,17 +62,18 @@ def top(
 
 
 async def _rounds(
-    looks: AsyncIterator[list["Look"]],
+    looks: AsyncGenerator[list["Look"], None],
     rounds: int | None,
     show: Callable[[Round], None],
 ) -> None:
     from actors.console.rates import Rates  # noqa: PLC0415
 
     rates, done = Rates(), count(1)
-    async for found in looks:
-        show(rates.round(found))
-        if next(done) == rounds:
-            return
+    async with aclosing(looks):
+        async for found in looks:
+            show(rates.round(found))
+            if next(done) == rounds:
+                return
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import asyncio
 import os
 import shlex
 import signal
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -174,7 +174,7 @@ def described(found: actors.Snapshot) -> dict[str, Any]:
 
 async def happening(
     endpoint: str, scope: str | None
-) -> AsyncIterator[actors.Snapshot | actors.Lifecycle]:
+) -> AsyncGenerator[actors.Snapshot | actors.Lifecycle, None]:
     """Yield the sessions there are, then what happens to any, without end."""
     async with operating(endpoint) as engine, engine.events(scope) as events:
         for found in await engine.children(scope):
@@ -399,7 +399,7 @@ async def _press(child: actors.Child, key: bytes) -> None:
 # -- watching ----------------------------------------------------------------------
 
 
-async def looks(endpoint: str, interval: float) -> AsyncIterator[list[Look]]:
+async def looks(endpoint: str, interval: float) -> AsyncGenerator[list[Look], None]:
     """Yield how the living sessions of a broker are, once in an interval.
 
     Args:

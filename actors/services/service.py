@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from actors import checks
+from actors.aside import aside
 from actors.checks import Native
 from actors.child import Child, Data
 from actors.connection import Connection
@@ -259,7 +260,7 @@ class Running:
             self._ready.exception()  # maybe nobody waits any more
 
     async def _live(self) -> None:
-        files = await asyncio.to_thread(ServiceFiles.make)
+        files = await aside(ServiceFiles.make)
         try:
             await self._go_through(files)
         except LOST as lost:
@@ -280,7 +281,7 @@ class Running:
             raise
         except BaseException:
             self._life.on(Happening.NOT_EXECUTED)
-            await asyncio.to_thread(files.remove)
+            await aside(files.remove)
             raise
         child = self._child()
         if child is not None:
@@ -411,7 +412,7 @@ class Running:
         except errors.EngineError as survived:  # the record stays: it is tried again
             raise merged([*found, survived]) from None
         self._life.on(Happening.GONE)
-        await asyncio.to_thread(files.remove)
+        await aside(files.remove)
         if found:
             raise merged(found)
 

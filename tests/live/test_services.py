@@ -524,9 +524,11 @@ async def test_s50_a_lost_engine_leaves_the_stop_command_to_the_next(
         word = tag()
         child = await engine.spawn(python("signal.pause()", word))
         parts = Parts.of(child.pid)
-        end([parts.supervisor, parts.pool, parts.broker, *[parts.worker]])
+        killed = [parts.supervisor, parts.pool, parts.broker, parts.worker]
+        end(killed)
         with pytest.raises(actors.BrokerLost):
             await service.aclose()
+    await asyncio.to_thread(eventually, lambda: not any(map(alive, killed)))
     assert helper.said() == ["started"]
     async with Engine() as engine:
         (found,) = engine.recovered.services
