@@ -237,7 +237,7 @@ def _split(words: Sequence[str]) -> list[list[str]]:
         if word == SEPARATOR:
             parts.append([])
         elif is_separator(word):
-            raise BadJob(f"{word}: is not known; lists of arguments begin with :::")
+            raise BadJob(f"{word!r} is not known; lists of arguments begin with ':::'")
         else:
             parts[-1].append(word)
     return parts

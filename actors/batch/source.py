@@ -16,6 +16,8 @@ STDIN: Final = "-"
 """What stands for it among the names of files."""
 PIECE: Final = 64 * 1024
 """Bytes read at once."""
+PROGRAMS: Final = b"#!", b"\x7fELF"
+"""How programs begin: each line of one would be run as a job, all of them at once."""
 LONGEST_LINE: Final = 8 * 1024 * 1024
 """Bytes of a line; a spawn takes no more."""
 
@@ -91,10 +93,21 @@ def _name(path: str) -> str:
 def _check(path: str) -> None:
     try:
         mode = os.stat(path).st_mode
-    except OSError as missing:
-        raise BadJob(f"{path}: {missing.strerror}") from missing
+    except FileNotFoundError as missing:
+        where = "to run a command with arguments, put these behind :::"
+        raise BadJob(f"{path}: there is no such file of jobs; {where}") from missing
+    except OSError as refused:
+        raise BadJob(f"{path}: {refused.strerror}") from refused
     if stat.S_ISDIR(mode):
         raise BadJob(f"{path}: is a directory, not a file of jobs")
+    if stat.S_ISREG(mode) and _begins(path).startswith(PROGRAMS):
+        where = "to run it with arguments, put these behind :::"
+        raise BadJob(f"{path}: is a program, not a file of jobs; {where}")
+
+
+def _begins(path: str) -> bytes:
+    with _opened(path) as fd:
+        return os.read(fd, 4)
 
 
 def _count(path: str) -> int:

@@ -108,7 +108,9 @@ def test_a_job_is_run_before_the_next_one_is_there() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["no-such-file"], b"no-such-file: No such file"),
+        (["no-such-file"], b"no-such-file: there is no such file of jobs"),
+        (["/bin/sh"], b"/bin/sh: is a program, not a file of jobs"),
+        (["echo", "::::", "a"], b"'::::' is not known"),
         (["/"], b"/: is a directory"),
         (["echo", "{3}", ":::", "a"], b"{3}: lists"),
         (["--halt", "at-once", ":::", "true"], b"'at-once' is not never"),
