@@ -239,6 +239,7 @@ class Connection:
             "release": capture is not None and not self.link.grace,
             "kill_on_drop": spec.kill_on_drop,
             "fds": len(launch.pass_fds),
+            "again": False,
             "detach_ttl": spec.detach_ttl,
             **self._room(spec, scope),
         }

@@ -59,6 +59,13 @@ class Asked(NamedTuple):
     body: Mapping[str, Any] | None
     payload: wire.Payload | None
     fds: Sequence[int]
+    sent: bool
+
+    def again(self) -> Mapping[str, Any] | None:
+        """Return the body with which to ask again: a SPAWN may have started already."""
+        if self.kind is Kind.SPAWN and self.sent:
+            return {**(self.body or {}), "again": True}
+        return self.body
 
 
 class Link:
@@ -267,7 +274,10 @@ class Link:
             try:
                 if asked.fds:
                     self._offer_fds(request, asked.fds)
-                self.post(asked.kind, asked.session, request, asked.body, asked.payload)
+                self.post(
+                    asked.kind, asked.session, request, asked.again(), asked.payload
+                )
+                self._waiting[request] = asked._replace(sent=True)
             except OSError as error:  # what was to be passed is closed
                 del self._waiting[request]
                 failed = errors.SpawnFailed(error.errno or 0, "pipe")
@@ -414,7 +424,9 @@ class Link:
         fds: Sequence[int] = (),
     ) -> "asyncio.Future[Message]":
         future: asyncio.Future[Message] = self.loop.create_future()
-        self._waiting[request] = Asked(future, first, kind, session, body, payload, fds)
+        self._waiting[request] = Asked(
+            future, first, kind, session, body, payload, fds, sent=not self._adrift
+        )
         self._watch()
         return future
 

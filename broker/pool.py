@@ -48,6 +48,8 @@ SURVIVORS_PAUSE: Final = 1000
 """Milliseconds between walks for orphans that did not go in that time."""
 LOT: Final = 64
 """Workers that a fresh broker is told of in one message."""
+REPORTED: Final = 10.0
+"""Seconds after which the broker of the time has heard of a lost worker, and told it."""
 SWEEP_PAUSE: Final = 1
 """Milliseconds between walks while orphans are left (exits also trigger one)."""
 
@@ -78,6 +80,8 @@ class Pool:
         self.workers: dict[int, tuple[int, _socket.socket]] = {}
         self.lost: dict[int, float] = {}
         self.condemned: set[int] = set()
+        self.broken = -REPORTED
+        """When the last worker was lost, and not retired."""
         self.sweep: tree.Sweep | None = None
         self.broker_gone = False
         self.soft_limit = raise_file_limit()
@@ -133,12 +137,15 @@ class Pool:
             for (_, control), (_, theirs) in zip(part, legs, strict=True):
                 hand_over(control, theirs)
                 theirs.close()
-            body = {"workers": [worker for worker, _ in part], "last": False}
+            numbers = [worker for worker, _ in part]
+            body = {"workers": numbers, "last": False, "whole": True}
             ours = tuple(leg.fileno() for leg, _ in legs)
             self.leg.send(Message(Kind.WORKERS, body=body), fds=ours)
             for leg, _ in legs:
                 leg.close()
-        self.leg.send(Message(Kind.WORKERS, body={"workers": [], "last": True}))
+        whole = time.monotonic() - self.broken > REPORTED
+        body = {"workers": [], "last": True, "whole": whole}
+        self.leg.send(Message(Kind.WORKERS, body=body))
 
     def _timeout(self) -> int:
         if self.lost:
@@ -250,7 +257,7 @@ class Pool:
     def _reap(self) -> None:
         while True:
             try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
@@ -260,6 +267,8 @@ class Pool:
                 self.condemned.discard(pid)
                 control.close()
                 self.lost[worker] = time.monotonic()
+                if status:
+                    self.broken = self.lost[worker]
                 self._leave_cgroup(worker)
 
     def _sweep(self) -> None:

@@ -83,16 +83,24 @@ class PoolReady(NamedTuple):
 
 
 class Recover(NamedTuple):
-    """This broker follows a lost one, whose workers are awaited until `ends`."""
+    """This broker follows a lost one, whose workers are awaited until `ends`.
+
+    `whole`: the pool that had them lives.
+    """
 
     ends: float
+    whole: bool
 
 
 class Found(NamedTuple):
-    """Workers of the lost broker live, and have a leg to this one."""
+    """Workers of the lost broker live, and have a leg to this one.
+
+    `whole`: none was lost of which that one may not have told.
+    """
 
     workers: list[int]
     last: bool
+    whole: bool
 
 
 class Tick(NamedTuple):

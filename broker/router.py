@@ -129,6 +129,8 @@ class Router(Keeper):
         super().__init__(epoch, warm, grace, [0, 0, 0] if numbers is None else numbers)
         self.secret = secret
         self.recovery: Recovery | None = None
+        self.doubt = False
+        """Whether a worker of the lost broker is gone, and what it had started is unknown."""
         self.settles: float | None = None
         self.shared = shared
         self.capacity = capacity
@@ -172,10 +174,10 @@ class Router(Keeper):
                 self._pool_gone(proven=proven)
             case PoolReady():
                 self._refill()
-            case Recover(ends):
-                self.recovery = Recovery(ends)
-            case Found(workers, last):
-                self._find(workers, last=last)
+            case Recover(ends, whole):
+                self.recovery, self.doubt = Recovery(ends), not whole
+            case Found(workers, last, whole):
+                self._find(workers, last=last, whole=whole)
             case Tick():
                 self._tick()
             case _:
@@ -197,6 +199,7 @@ class Router(Keeper):
         for worker in list(self.slots):
             self._worker_gone(worker, 0, proven=proven)
         if self.recovery is not None:  # none of its workers speaks any more
+            self.doubt = True
             self.recovery.missing.clear()
             self.recovery.found((), last=True)
 
@@ -234,10 +237,12 @@ class Router(Keeper):
 
     def _worker_gone(self, worker: int, errno: int, *, proven: bool) -> None:
         if self.recovery is not None:
+            self.doubt = self.doubt or worker in self.recovery.missing
             self.recovery.heard(worker)
         super()._worker_gone(worker, errno, proven=proven)
 
-    def _find(self, workers: list[int], *, last: bool) -> None:
+    def _find(self, workers: list[int], *, last: bool, whole: bool) -> None:
+        self.doubt = self.doubt or not whole
         if self.recovery is not None:
             self.recovery.found(workers, last=last)
 
@@ -249,6 +254,7 @@ class Router(Keeper):
         """Hear clients from now on; whoever stands still comes too late for that."""
         self.recovery = None
         self.settles = self._now + self.grace
+        self.doubt = self.doubt or bool(recovery.missing)
         self._out.extend(Condemn(worker) for worker in sorted(recovery.missing))
         self._refill()
 
@@ -462,6 +468,9 @@ class Router(Keeper):
             self._spawn_again(client, message, self.tokens[token])
         elif token in self.line.waiting:
             self.line.waiting[token].asks.append(ask)
+        elif self.doubt and message.body["again"]:
+            lost = "its worker may have been lost with the broker: it may have run"
+            self._refuse(client, message, errors.WorkerLost(lost))
         elif (misfit := self._misfit(message)) is not None:
             self._refuse(client, message, misfit)
         else:

@@ -424,13 +424,15 @@ class Server:
         self.watch(leg.fileno(), lambda events: self._on_leg(worker, events))
         self.unsent_forks.append((worker, theirs))
 
-    def _find(self, workers: list[int], fds: tuple[int, ...], *, last: bool) -> None:
+    def _find(
+        self, workers: list[int], fds: tuple[int, ...], *, last: bool, whole: bool
+    ) -> None:
         """Take the legs to workers that had one to a lost broker."""
         for worker, fd in zip(workers, fds, strict=True):
             leg = Leg(_socket.socket(fileno=fd))
             self.legs[worker] = leg
             self.watch(leg.fileno(), partial(self._on_leg, worker))
-        self.happen(registry.Found(workers, last))
+        self.happen(registry.Found(workers, last, whole))
 
     def _send_forks(self) -> None:
         """Ask the pool for all the workers that this turn found wanting.
@@ -536,7 +538,7 @@ class Server:
             for message, fds in self.pool.receive():
                 body = message.body
                 if message.kind is Kind.WORKERS:
-                    self._find(body["workers"], fds, last=body["last"])
+                    self._find(body["workers"], fds, last=body["last"], whole=body["whole"])
                     continue
                 gone = registry.WorkerGone(
                     body["worker"], body["errno"], body["proven"]
@@ -597,6 +599,7 @@ def run(
     grace: float,
     secret: bytes,
     follows: bool,
+    whole: bool,
 ) -> NoReturn:
     """Be the broker."""
     stamp = lease.Page(page)
@@ -620,7 +623,7 @@ def run(
     server.watch(lifeline.fileno(), lambda _: server.on_lifeline(lifeline))
     server.watch(server.control.fileno(), server.on_supervisor)
     if follows:
-        server.happen(registry.Recover(time.monotonic() + grace))
+        server.happen(registry.Recover(time.monotonic() + grace, whole))
     server.use_pool(pool_leg)
     server.control.send(Message(Kind.POOL))
     server.run()

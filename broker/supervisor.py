@@ -153,6 +153,7 @@ class Supervisor:
             grace=self.options.grace,
             secret=self.secret,
             follows=follows,
+            whole=not self._lost_pool(),
         )
 
     # -- watching ---------------------------------------------------------------
@@ -289,6 +290,10 @@ class Supervisor:
             self.control.send(Message(Kind.POOL), fds=(self.pool.leg.fileno(),))
             self.control.flush()
         self.pool.leg.close()
+
+    def _lost_pool(self) -> bool:
+        """Return whether a pool was lost of which no broker may have told clients."""
+        return any(at > time.monotonic() - pool.REPORTED for at in self.replaced)
 
     def _sweep(self, spare: Callable[[], Collection[int]]) -> bool:
         """End what is below this process; return whether it is proven gone."""

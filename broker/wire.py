@@ -263,6 +263,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
             "release": _flag,
             "kill_on_drop": _flag,
             "fds": _whole(0, MAX_FDS),
+            "again": _flag,
             "detach_ttl": _optional(_seconds()),
             "scope_capacity": _optional(_whole(1)),
             "client_capacity": _optional(_whole(1)),
@@ -419,7 +420,9 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.POOL: Shape({}),
     Kind.POOL_GONE: Shape({"proven": _flag}),
     Kind.CONDEMN: Shape({"worker": _whole(1)}),
-    Kind.WORKERS: Shape({"workers": _list_of(_whole(1), MAX_FDS), "last": _flag}),
+    Kind.WORKERS: Shape(
+        {"workers": _list_of(_whole(1), MAX_FDS), "last": _flag, "whole": _flag}
+    ),
     Kind.REGISTER: Shape(
         {
             "pid": _whole(1),

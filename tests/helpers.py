@@ -25,6 +25,7 @@ SPAWN = {
     "release": False,
     "kill_on_drop": True,
     "fds": 0,
+    "again": False,
     "detach_ttl": None,
     "scope_capacity": None,
     "client_capacity": None,

@@ -69,6 +69,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "release": st.booleans(),
     "kill_on_drop": st.booleans(),
     "fds": st.integers(0, 253),
+    "again": st.booleans(),
+    "whole": st.booleans(),
     "detach_ttl": st.none() | seconds,
     "steal": st.booleans(),
     "readable": st.booleans(),
