@@ -206,7 +206,7 @@ class Session:
     state: State = State.STARTING
     pending: dict[Ask, Kind] = field(default_factory=dict)
     answer: Message | None = None
-    guests: set[int] = field(default_factory=set)
+    holders: set[int] = field(default_factory=set)
     """Clients that read it without owning it: what they hold ends with them."""
     visitors: set[int] = field(default_factory=set)
     """Clients that want to be told of its end without owning it."""

@@ -386,7 +386,7 @@ class Router(Keeper):
             if session.pending[ask] is not Kind.SPAWN:
                 del session.pending[ask]
         session.visitors.discard(client)
-        if client in session.guests:
+        if client in session.holders:
             self._stop_all(session, client)
 
     # -- commands ---------------------------------------------------------------
@@ -731,7 +731,7 @@ class Router(Keeper):
         if message.kind in _USES:
             session.used = self._now
         if message.kind in _LASTING and ask.client not in (0, session.client):
-            session.guests.add(ask.client)
+            session.holders.add(ask.client)
         if message.kind is Kind.VISIT:
             session.visitors.add(ask.client)
         if message.kind is Kind.STOP:
@@ -772,7 +772,7 @@ class Router(Keeper):
 
     def _owns(self, client: Client, session: Session) -> None:
         self.ttls.pop(session.id, None)
-        session.guests.discard(client.id)
+        session.holders.discard(client.id)
         if session.client != client.id:
             session.client = client.id
             self._note_owner(session)

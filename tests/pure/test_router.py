@@ -1472,7 +1472,7 @@ def stops(actions: list[Action]) -> list[Message]:
 
 
 @pytest.mark.parametrize("kind", [Kind.POLL, Kind.READ, Kind.OPEN])
-def test_what_a_guest_holds_ends_with_it_although_it_was_answered(
+def test_what_a_holder_holds_ends_with_it_although_it_was_answered(
     shared: World, kind: Kind
 ) -> None:
     session, worker = shared.started(A)
@@ -1482,23 +1482,23 @@ def test_what_a_guest_holds_ends_with_it_although_it_was_answered(
     (stop,) = stops(shared.happen(ClientGone(OPERATOR)))
     assert (stop.client, stop.request) == (shared.clients[OPERATOR], 0)
     assert (stop.session, stop.body) == (session, {"target": 0})
-    assert shared.router.sessions[session].guests == set()
+    assert shared.router.sessions[session].holders == set()
 
 
-def test_s31_a_clock_that_a_guest_stopped_goes_on_without_it(two: World) -> None:
+def test_s31_a_clock_that_a_holder_stopped_goes_on_without_it(two: World) -> None:
     session, _ = two.started(A)
     two.ask(AGAIN, Kind.CLOCK, session, {"paused": True}, request=0)
     assert two.happen(ClientGone(AGAIN)) == stopped(two, AGAIN, session)
 
 
-def test_a_lost_worker_is_told_nothing_of_a_guests_end(shared: World) -> None:
+def test_a_lost_worker_is_told_nothing_of_a_holders_end(shared: World) -> None:
     session, worker = shared.started(A)
     shared.ask(OPERATOR, Kind.OPEN, session)
     shared.happen(WorkerGone(worker, 0, True))
     assert shared.happen(ClientGone(OPERATOR)) == []
 
 
-def test_whoever_only_wrote_or_looked_is_no_guest(shared: World) -> None:
+def test_whoever_only_wrote_or_looked_is_no_holder(shared: World) -> None:
     session, _ = shared.started(A)
     for kind in (Kind.WRITE, Kind.SNAPSHOT, Kind.SIGNAL, Kind.KILL):
         shared.ask(OPERATOR, kind, session)
@@ -3034,17 +3034,17 @@ def test_s46_a_session_lost_before_its_owner_is_back_is_forgotten(lost: Lost) ->
     assert session not in lost.router.sessions
 
 
-def test_s46_what_a_guest_holds_is_let_go_unless_it_is_back(lost: Lost) -> None:
+def test_s46_what_a_holder_holds_is_let_go_unless_it_is_back(lost: Lost) -> None:
     lost.proofs[B] = lost.hello(B)
-    guest = lost.clients[B]
-    session, worker = lost.taken_over(clients=[guest, 99])
+    holder = lost.clients[B]
+    session, worker = lost.taken_over(clients=[holder, 99])
     lost.back()
     lost.back(B)
     lost.now += GRACE
     actions = lost.happen(Tick())
     assert told(actions) == [(worker, Kind.STOP)]
     assert actions[0].message.client == 99  # type: ignore[union-attr]
-    assert lost.router.sessions[session].guests == {guest}
+    assert lost.router.sessions[session].holders == {holder}
 
 
 def test_s46_a_stream_goes_on_where_its_client_says(lost: Lost) -> None:
