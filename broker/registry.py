@@ -82,7 +82,7 @@ class PoolReady(NamedTuple):
     """A pool takes FORK requests."""
 
 
-class Recover(NamedTuple):
+class CallRoll(NamedTuple):
     """This broker follows a lost one, whose workers are awaited until `ends`."""
 
     ends: float
@@ -108,7 +108,7 @@ Event = (
     | WorkerGone
     | PoolGone
     | PoolReady
-    | Recover
+    | CallRoll
     | Found
     | Tick
 )

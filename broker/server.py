@@ -161,7 +161,7 @@ class Server:
         while True:
             # Also without a wake-up: zmq's descriptor is edge-triggered, and a send may
             # have swallowed the edge that announces the next message.
-            if not self.rules.recovering:
+            if not self.rules.calling_roll:
                 self.take_from_clients()
             wait = self._on_time()
             self._send_forks()
@@ -620,7 +620,7 @@ def run(
     server.watch(lifeline.fileno(), lambda _: server.on_lifeline(lifeline))
     server.watch(server.control.fileno(), server.on_supervisor)
     if follows:
-        server.happen(registry.Recover(time.monotonic() + grace))
+        server.happen(registry.CallRoll(time.monotonic() + grace))
     server.use_pool(pool_leg)
     server.control.send(Message(Kind.POOL))
     server.run()

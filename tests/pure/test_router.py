@@ -22,6 +22,7 @@ from broker.outcomes import TimedOut
 from broker.registry import (
     LIVE,
     Action,
+    CallRoll,
     Capacity,
     ClientGone,
     Condemn,
@@ -34,7 +35,6 @@ from broker.registry import (
     LeaseRenewed,
     PoolGone,
     PoolReady,
-    Recover,
     Retire,
     State,
     Tick,
@@ -2844,7 +2844,7 @@ class Lost(World):
             numbers=self.numbers,
             secret=b"secret",
         )
-        assert self.happen(Recover(self.now + GRACE)) == []
+        assert self.happen(CallRoll(self.now + GRACE)) == []
         assert self.happen(PoolReady()) == []
         return self.happen(Found(list(workers), last))
 
@@ -2887,12 +2887,12 @@ def resumed() -> dict[str, Any]:
 def test_s46_nobody_is_heard_before_every_living_worker_has_spoken(lost: Lost) -> None:
     first, second = lost.started(), lost.started(token="u")
     lost.next(first[1], second[1], last=False)
-    assert lost.router.recovering
+    assert lost.router.calling_roll
     lost.register(first[1], first[0])
     lost.register(second[1], second[0])
-    assert lost.router.recovering  # there may be more
+    assert lost.router.calling_roll  # there may be more
     lost.happen(Found([], True))
-    assert lost.router.recovery is None
+    assert lost.router.rollcall is None
     assert lost.router.sessions.keys() == {first[0], second[0]}
 
 
@@ -2900,7 +2900,7 @@ def test_s46_a_worker_that_is_gone_is_not_waited_for(lost: Lost) -> None:
     session, worker = lost.started()
     lost.next(worker)
     lost.happen(WorkerGone(worker, 0, True))
-    assert not lost.router.recovering
+    assert not lost.router.calling_roll
     lost.back()
     (loss,) = lost.claim(session)
     assert isinstance(loss, ToClient)
@@ -2911,7 +2911,7 @@ def test_s46_a_pool_that_is_gone_has_no_workers(lost: Lost) -> None:
     _, worker = lost.started()
     lost.next(worker, last=False)
     lost.happen(PoolGone(True))
-    assert not lost.router.recovering
+    assert not lost.router.calling_roll
 
 
 def test_a_pool_may_be_lost_without_a_broker(lost: Lost) -> None:
@@ -2928,7 +2928,7 @@ def test_s46_a_worker_that_stands_still_is_condemned_after_the_grace(
     assert lost.router.next_deadline() == lost.now + GRACE
     lost.now += GRACE
     assert lost.happen(Tick()) == [Condemn(worker)]
-    assert not lost.router.recovering
+    assert not lost.router.calling_roll
     assert lost.register(worker, session) == []  # too late
     assert lost.router.sessions == {}
 
