@@ -18,7 +18,7 @@ from actors.settings import OutputPolicy, Settings
 from actors.spec import Ambient, Spec
 from actors.streams import Capture
 from actors.subscription import LifecycleStream
-from broker import auth, errors
+from broker import auth, errors, places
 from broker.link import Link, error_of
 from broker.wire import MAX_IDS, STREAMS, Kind, Message, unpack
 
@@ -544,7 +544,7 @@ def _scratch_root(settings: Settings, endpoint: str | None) -> bytes:
         return os.fsencode(root if isinstance(root, str | bytes) else root.__fspath__())
     if endpoint is not None:
         return os.path.join(os.path.dirname(auth.endpoint_path(endpoint)), DIRECTORY)
-    return os.path.join(auth.runtime_root(os.environ, os.geteuid()), DIRECTORY)
+    return os.path.join(places.runtime_root(os.environ, os.geteuid()), DIRECTORY)
 
 
 def _attached(reply: Message) -> Record:

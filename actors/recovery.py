@@ -1,7 +1,7 @@
 """What an engine's start finds of dead engines and clients, and does about it.
 
 Before an engine begins, the trees of dead engines are ended (`broker.aftermath`); once
-it runs, it runs the stop commands of services whose clients are dead (`service`).
+it runs, it runs the stop commands of services whose clients are dead (`services`).
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from actors.aside import aside
 from actors.connection import Connection
 from actors.services.command import LOST, stop
-from actors.services.files import Note, ServiceFiles
+from actors.services.files import ServiceFiles, ServiceRecord
 from broker import aftermath
 from broker.aftermath import Finding
 from broker.auth import RunDirectory
@@ -89,13 +89,13 @@ async def stop_left(connection: Connection) -> list[Stopped]:
 async def _stop_left(connection: Connection, files: ServiceFiles) -> Stopped | None:
     try:
         text = await aside(files.read)
-        note = None if text is None else Note.parse(text)
-        if text is None or (note is not None and not note.now()):
+        record = None if text is None else ServiceRecord.parse(text)
+        if text is None or (record is not None and not record.now()):
             await aside(files.remove)  # nothing has run, or can run now
             return None
-        if note is None:
+        if record is None:
             return Stopped("unknown", "", "", "the record is torn", files.path)
-        return await _stop_known(connection, files, note)
+        return await _stop_known(connection, files, record)
     except OSError as refused:
         return Stopped("kept", "", "", str(refused), files.path)
     finally:
@@ -103,22 +103,22 @@ async def _stop_left(connection: Connection, files: ServiceFiles) -> Stopped | N
 
 
 async def _stop_known(
-    connection: Connection, files: ServiceFiles, note: Note
+    connection: Connection, files: ServiceFiles, record: ServiceRecord
 ) -> Stopped | None:
     def told(kind: str, reason: str = "") -> Stopped:
-        return Stopped(kind, note.name, note.owner, reason, files.path)
+        return Stopped(kind, record.name, record.owner, reason, files.path)
 
-    if not note.here():
+    if not record.here():
         return told("unknown", "its pids are of another namespace")
-    marks = [mark.encode() for mark in note.marks]
+    marks = [mark.encode() for mark in record.marks]
     if not await aside(aftermath.end_marked, marks):
         return told("kept", "what it had started cannot be ended")
     outcome = None
-    if not note.stopped:
-        note = replace(note, marks=(*note.marks, secrets.token_hex(16)))
+    if not record.stopped:
+        record = replace(record, marks=(*record.marks, secrets.token_hex(16)))
         try:
-            files.write(note)
-            failure = await stop(connection, files, note)
+            files.write(record)
+            failure = await stop(connection, files, record)
         except (*LOST, OSError) as lost:
             return told("kept", str(lost))
         outcome = told("failed", str(failure)) if failure else told("stopped")

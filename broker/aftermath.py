@@ -28,7 +28,7 @@ from broker import cgroup, journal, tree
 from broker.auth import RunDirectory
 from broker.kinship import Kin, Kinship, Process
 
-__all__ = ["Finding", "end_marked", "sweep"]
+__all__ = ["Finding", "end_marked", "settle", "sweep"]
 
 TIMEOUT: Final = 5.0
 """Seconds for the dead engines' trees to be proven gone, all together."""

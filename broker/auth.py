@@ -27,12 +27,10 @@ from broker.places import RUN_PREFIX, runtime_root
 __all__ = [
     "BROKER_SOCKET",
     "LIFELINE_SOCKET",
-    "RUN_PREFIX",
     "Peer",
     "RunDirectory",
     "endpoint_path",
     "peer_pidfd",
-    "runtime_root",
 ]
 
 BROKER_SOCKET: Final = b"broker.sock"
@@ -112,7 +110,7 @@ class RunDirectory:
         """Make the directory `root`, and `name` in it if given; adopt what fits.
 
         Args:
-            root: see `runtime_root`; its parent must exist.
+            root: see `places.runtime_root`; its parent must exist.
             name: of an embedded engine's own directory, beginning with `RUN_PREFIX`.
 
         Raises:

@@ -18,7 +18,7 @@ Theory of operation
 * A worker that is asked to start or end something has a time for it; one that lets it
   pass stands still: the pool kills it, and its tree with it.
 * What has ended is kept by `retention`; what is too much goes as if it was dropped.
-* What another broker has to know of a session if this one is lost is its *record*. The
+* What another broker has to know of a session if this one is lost is its *memo*. The
   worker has it, gets it again when the owner changes, and gives it to that broker.
 * Whenever something ended, `_room` is set: whoever waits may have room now.
 """
@@ -164,7 +164,7 @@ class Keeper:
     def _orphan(self, session: Session, ttl: float | None) -> None:
         """Let a session live on without an owner, for `ttl` seconds at most."""
         if session.client:
-            session.guests.add(session.client)  # so what it reads ends with it
+            session.holders.add(session.client)  # so what it reads ends with it
         session.client = 0
         self.ttls.pop(session.id, None)
         if ttl is not None:
@@ -190,7 +190,7 @@ class Keeper:
 
     def _stop_all(self, session: Session, client: int) -> None:
         """Have the worker let go of what a client reads."""
-        session.guests.discard(client)
+        session.holders.discard(client)
         body = {"target": 0}
         stop = Message(Kind.STOP, client, 0, session.id, self.epoch, 0.0, body)
         self._tell(session, stop)
@@ -436,7 +436,7 @@ class Keeper:
             self.ttls[number] = ends
         started = {name: body[name] for name in ("pid", "started", "stdin")}
         session.answer = message.reply(Kind.REPLY, started)
-        session.guests = set(body["clients"]) - {session.client}
+        session.holders = set(body["clients"]) - {session.client}
         session.state = State.RUNNING
         if body["status"] is not None:
             self._adopt_end(session, body["status"], closed=body["closed"])
@@ -458,8 +458,8 @@ class Keeper:
                 self._drop(session)
             if session.state in (State.LEAVING, State.LOST):
                 continue
-            for guest in [g for g in session.guests if g not in self.peers]:
-                self._stop_all(session, guest)
+            for holder in session.holders.difference(self.peers):
+                self._stop_all(session, holder)
 
     # -- workers --------------------------------------------------------------------
 
@@ -507,7 +507,7 @@ class Keeper:
         self.retention.forget(session)
         self.due.pop(session.id, None)
         session.proven = proven
-        session.guests.clear()  # nothing is held any more
+        session.holders.clear()  # nothing is held any more
 
     def _tell_loss(self, session: Session) -> None:
         """Tell the owner and visitors, before they are answered and listen no more."""

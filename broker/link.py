@@ -42,6 +42,7 @@ QUEUE: Final = 1000
 RETRY: Final = 0.002
 """Seconds until a full queue is tried again."""
 HELLO_TIMEOUT: Final = 10.0
+"""Seconds that a client waits for its ticket and its welcome."""
 TICKET: Final = 16
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 

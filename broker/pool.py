@@ -49,7 +49,7 @@ SURVIVORS_PAUSE: Final = 1000
 LOT: Final = 64
 """Workers that a fresh broker is told of in one message."""
 REPORTED: Final = 10.0
-"""Seconds after which the broker of the time has heard of a lost worker, and told it."""
+"""Seconds after which a broker has surely heard of a lost worker, and told of it."""
 SWEEP_PAUSE: Final = 1
 """Milliseconds between walks while orphans are left (exits also trigger one)."""
 

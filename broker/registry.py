@@ -82,7 +82,7 @@ class PoolReady(NamedTuple):
     """A pool takes FORK requests."""
 
 
-class Recover(NamedTuple):
+class CallRoll(NamedTuple):
     """This broker follows a lost one, whose workers are awaited until `ends`.
 
     `whole`: the pool that had them lives.
@@ -116,7 +116,7 @@ Event = (
     | WorkerGone
     | PoolGone
     | PoolReady
-    | Recover
+    | CallRoll
     | Found
     | Tick
 )
@@ -214,7 +214,7 @@ class Session:
     state: State = State.STARTING
     pending: dict[Ask, Kind] = field(default_factory=dict)
     answer: Message | None = None
-    guests: set[int] = field(default_factory=set)
+    holders: set[int] = field(default_factory=set)
     """Clients that read it without owning it: what they hold ends with them."""
     visitors: set[int] = field(default_factory=set)
     """Clients that want to be told of its end without owning it."""

@@ -34,7 +34,7 @@ Theory of operation
   it was given and a margin, stands still: the pool kills it, and its tree with it.
 * Commands of another epoch, or past their deadline, are refused and never forwarded.
 * A broker in the place of a lost one hears no client before every worker of that one
-  has said what it has, is gone, or was waited for long enough (`recovery`). A client
+  has said what it has, is gone, or was waited for long enough (`rollcall`). A client
   comes back under its old number, which it proves, and claims its sessions; what nobody
   came back for within a grace is dropped.
 
@@ -61,7 +61,6 @@ from broker.admission import Applicant, Load
 from broker.batches import Batch
 from broker.keeper import DROP_TIMEOUT, HUNG_MARGIN, Keeper, failure
 from broker.outcomes import TimedOut
-from broker.recovery import Recovery
 from broker.registry import (
     CLIENT,
     LIVE,
@@ -69,6 +68,7 @@ from broker.registry import (
     THERE,
     Action,
     Ask,
+    CallRoll,
     Capacity,
     Client,
     ClientGone,
@@ -82,13 +82,13 @@ from broker.registry import (
     Numbers,
     PoolGone,
     PoolReady,
-    Recover,
     Session,
     State,
     Tick,
     ToClient,
     WorkerGone,
 )
+from broker.rollcall import RollCall
 from broker.wire import Head, Kind, Message, pack
 
 FIRST_SESSION: Final = 1000
@@ -128,9 +128,9 @@ class Router(Keeper):
     ) -> None:
         super().__init__(epoch, warm, grace, [0, 0, 0] if numbers is None else numbers)
         self.secret = secret
-        self.recovery: Recovery | None = None
+        self.rollcall: RollCall | None = None
         self.doubt = False
-        """Whether a worker of the lost broker is gone, and what it had started is unknown."""
+        """Whether a lost broker's worker is gone, and what it had started unknown."""
         self.settles: float | None = None
         self.shared = shared
         self.capacity = capacity
@@ -149,8 +149,8 @@ class Router(Keeper):
         self._out = []
         self._due_known = False
         self._take(event)
-        if self.recovery is not None and self.recovery.over(now):
-            self._recovered(self.recovery)
+        if self.rollcall is not None and self.rollcall.over(now):
+            self._roll_called(self.rollcall)
         if self._room:
             self._room = False
             self._admit()
@@ -174,8 +174,8 @@ class Router(Keeper):
                 self._pool_gone(proven=proven)
             case PoolReady():
                 self._refill()
-            case Recover(ends, whole):
-                self.recovery, self.doubt = Recovery(ends), not whole
+            case CallRoll(ends, whole):
+                self.rollcall, self.doubt = RollCall(ends), not whole
             case Found(workers, last, whole):
                 self._find(workers, last=last, whole=whole)
             case Tick():
@@ -198,10 +198,10 @@ class Router(Keeper):
     def _pool_gone(self, *, proven: bool) -> None:
         for worker in list(self.slots):
             self._worker_gone(worker, 0, proven=proven)
-        if self.recovery is not None:  # none of its workers speaks any more
+        if self.rollcall is not None:  # none of its workers speaks any more
             self.doubt = True
-            self.recovery.missing.clear()
-            self.recovery.found((), last=True)
+            self.rollcall.missing.clear()
+            self.rollcall.found((), last=True)
 
     def next_deadline(self) -> float | None:
         """Return when a `Tick` is wanted, None while nothing is due."""
@@ -216,7 +216,7 @@ class Router(Keeper):
             self.line.next_deadline(),
             self.retention.next_deadline(),
             self.settles,
-            None if self.recovery is None else self.recovery.ends,
+            None if self.rollcall is None else self.rollcall.ends,
         )
         ends += [first for first in firsts if first is not None]
         return min([*ends, *self.due.values(), *self.ttls.values()], default=None)
@@ -224,38 +224,38 @@ class Router(Keeper):
     # -- after a lost broker ----------------------------------------------------
 
     @property
-    def recovering(self) -> bool:
+    def calling_roll(self) -> bool:
         """Whether a lost broker's workers are awaited: no client is to be heard."""
-        return self.recovery is not None
+        return self.rollcall is not None
 
     def _hear(self, worker: int, message: Message) -> None:
-        if self.recovery is not None and worker in self.recovery.missing:
-            self.recovery.heard(worker)
+        if self.rollcall is not None and worker in self.rollcall.missing:
+            self.rollcall.heard(worker)
             self._adopt(worker, message)
         else:
             self._from_worker(worker, message)
 
     def _worker_gone(self, worker: int, errno: int, *, proven: bool) -> None:
-        if self.recovery is not None:
-            self.doubt = self.doubt or worker in self.recovery.missing
-            self.recovery.heard(worker)
+        if self.rollcall is not None:
+            self.doubt = self.doubt or worker in self.rollcall.missing
+            self.rollcall.heard(worker)
         super()._worker_gone(worker, errno, proven=proven)
 
     def _find(self, workers: list[int], *, last: bool, whole: bool) -> None:
         self.doubt = self.doubt or not whole
-        if self.recovery is not None:
-            self.recovery.found(workers, last=last)
+        if self.rollcall is not None:
+            self.rollcall.found(workers, last=last)
 
     def _refill(self) -> None:
-        if self.recovery is None:  # else idle workers may be found yet
+        if self.rollcall is None:  # else idle workers may be found yet
             super()._refill()
 
-    def _recovered(self, recovery: Recovery) -> None:
+    def _roll_called(self, rollcall: RollCall) -> None:
         """Hear clients from now on; whoever stands still comes too late for that."""
-        self.recovery = None
+        self.rollcall = None
         self.settles = self._now + self.grace
-        self.doubt = self.doubt or bool(recovery.missing)
-        self._out.extend(Condemn(worker) for worker in sorted(recovery.missing))
+        self.doubt = self.doubt or bool(rollcall.missing)
+        self._out.extend(Condemn(worker) for worker in sorted(rollcall.missing))
         self._refill()
 
     def _proof(self, number: int, owner: bytes) -> bytes:
@@ -392,7 +392,7 @@ class Router(Keeper):
             if session.pending[ask] is not Kind.SPAWN:
                 del session.pending[ask]
         session.visitors.discard(client)
-        if client in session.guests:
+        if client in session.holders:
             self._stop_all(session, client)
 
     # -- commands ---------------------------------------------------------------
@@ -740,7 +740,7 @@ class Router(Keeper):
         if message.kind in _USES:
             session.used = self._now
         if message.kind in _LASTING and ask.client not in (0, session.client):
-            session.guests.add(ask.client)
+            session.holders.add(ask.client)
         if message.kind is Kind.VISIT:
             session.visitors.add(ask.client)
         if message.kind is Kind.STOP:
@@ -781,7 +781,7 @@ class Router(Keeper):
 
     def _owns(self, client: Client, session: Session) -> None:
         self.ttls.pop(session.id, None)
-        session.guests.discard(client.id)
+        session.holders.discard(client.id)
         if session.client != client.id:
             session.client = client.id
             self._note_owner(session)

@@ -161,7 +161,7 @@ class Server:
         while True:
             # Also without a wake-up: zmq's descriptor is edge-triggered, and a send may
             # have swallowed the edge that announces the next message.
-            if not self.rules.recovering:
+            if not self.rules.calling_roll:
                 self.take_from_clients()
             wait = self._on_time()
             self._send_forks()
@@ -538,7 +538,9 @@ class Server:
             for message, fds in self.pool.receive():
                 body = message.body
                 if message.kind is Kind.WORKERS:
-                    self._find(body["workers"], fds, last=body["last"], whole=body["whole"])
+                    self._find(
+                        body["workers"], fds, last=body["last"], whole=body["whole"]
+                    )
                     continue
                 gone = registry.WorkerGone(
                     body["worker"], body["errno"], body["proven"]
@@ -623,7 +625,7 @@ def run(
     server.watch(lifeline.fileno(), lambda _: server.on_lifeline(lifeline))
     server.watch(server.control.fileno(), server.on_supervisor)
     if follows:
-        server.happen(registry.Recover(time.monotonic() + grace, whole))
+        server.happen(registry.CallRoll(time.monotonic() + grace, whole))
     server.use_pool(pool_leg)
     server.control.send(Message(Kind.POOL))
     server.run()

@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from broker import aftermath, auth, cgroup, lease, pool, tree
+from broker import aftermath, auth, cgroup, lease, places, pool, tree
 from broker.errors import EngineError
 from broker.journal import Journal
 from broker.notices import Manager, Notices
@@ -357,8 +357,8 @@ def open_directory(endpoint: str | None) -> auth.RunDirectory:
     """Make or adopt the directory that this engine's sockets live in."""
     if endpoint is not None:
         return auth.RunDirectory.create(os.path.dirname(auth.endpoint_path(endpoint)))
-    root = auth.runtime_root(os.environ, os.geteuid())
-    name = auth.RUN_PREFIX + os.urandom(8).hex().encode()
+    root = places.runtime_root(os.environ, os.geteuid())
+    name = places.RUN_PREFIX + os.urandom(8).hex().encode()
     return auth.RunDirectory.create(root, name)
 
 

@@ -172,7 +172,7 @@ MUTATIONS = (
     ),
     Mutation(
         "clients are heard before the workers of a lost broker",
-        "broker/recovery.py",
+        "broker/rollcall.py",
         "return now >= self.ends or (self._listed and not self.missing)",
         "return True",
         "test_restart.py::test_s46_readers_go_on_where_they_were",
@@ -279,8 +279,8 @@ MUTATIONS = (
     Mutation(
         "a service that was given up is not stopped",
         "actors/services/service.py",
-        "        stopped = await stop(self._connection, files, note)\n",
-        "        stopped = failure or await stop(self._connection, files, note)\n",
+        "        stopped = await stop(self._connection, files, record)\n",
+        "        stopped = failure or await stop(self._connection, files, record)\n",
         "test_services.py::test_s48_a_start_that_is_given_up_is_cancelled",
     ),
     Mutation(
@@ -330,7 +330,7 @@ MUTATIONS = (
     Mutation(
         "a stop command is run though its end is on record",
         "actors/recovery.py",
-        "if not note.stopped:",
+        "if not record.stopped:",
         "if True:",
         "test_recovery.py::"
         "test_s51_a_stop_command_whose_end_is_on_record_is_not_run_again",

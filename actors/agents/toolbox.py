@@ -28,7 +28,9 @@ from typing import Any, Final, NamedTuple
 import actors
 from actors.agents import tools
 
-SETTINGS: Final = actors.Settings(retention=actors.OutputPolicy.head_tail(1024 * 1024))
+KEPT: Final = 1024 * 1024
+"""Bytes that are kept of a session's output."""
+SETTINGS: Final = actors.Settings(retention=actors.OutputPolicy.head_tail(KEPT))
 """Of the engine: an agent reads the beginning and the end of what is too long."""
 LAST_WORDS: Final = 1.0
 """Seconds that a kill waits for the rest of the output of what it ended."""

@@ -9,8 +9,8 @@ from typing import Literal
 from actors.batch import output, progress
 from actors.batch.jobs import BadJob, Template, is_separator
 from actors.batch.records import (
+    Destination,
     Joblog,
-    Keeper,
     Tree,
     Unusable,
     opened_joblog,
@@ -18,15 +18,11 @@ from actors.batch.records import (
 )
 from actors.batch.runner import Batch, Plan
 from actors.batch.source import Combinations, Lines
-from actors.console.stdio import fill
+from actors.console.stdio import ReaderGone, fill
 
 
 class Misused(Exception):
     """What was asked for is not possible; the message says why."""
-
-
-class ReaderGone(Exception):
-    """Nobody reads our output any more; what ran was ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +55,7 @@ def run(order: Order) -> int:
 
     Raises:
         Misused: it is not possible; nothing was started.
-        ReaderGone: stdout was closed by its reader.
+        ReaderGone: stdout was closed by its reader; what ran was ended.
         OSError: output or results are refused, by a full disk for one.
         EngineError: the engine ended, or could not be had.
     """
@@ -68,18 +64,18 @@ def run(order: Order) -> int:
         try:
             source = _source(order.words)
             joblog = _joblog(order, stack)
-            keeper = stack.enter_context(
+            destination = stack.enter_context(
                 opened_results(order.results, resume=order.resume)
             )
         except (BadJob, Unusable) as wrong:
             raise Misused(str(wrong)) from None
         view = progress.view()
-        show = _show(order, keeper, view)
+        show = _show(order, destination, view)
         batch = Batch(
             order.plan,
             source=source,
             joblog=joblog,
-            results=keeper,
+            results=destination,
             show=show,
             view=view,
         )
@@ -107,11 +103,11 @@ def _joblog(order: Order, stack: ExitStack) -> Joblog | None:
     )
 
 
-def _show(order: Order, keeper: Keeper, view: progress.View) -> output.Show:
+def _show(order: Order, destination: Destination, view: progress.View) -> output.Show:
     if order.form == "json":
-        return output.Document(keeper)
+        return output.Document(destination)
     if order.form == "jsonl":
-        return output.Events(keeper)
-    if isinstance(keeper, Tree):
+        return output.Events(destination)
+    if isinstance(destination, Tree):
         return output.Silence()
     return output.Texts(view, tag=order.tag)

@@ -15,7 +15,7 @@ from actors.batch.wording import Tagger
 FDS: Final = {"stdout": 1, "stderr": 2}
 
 
-class Screen(Protocol):
+class Overlay(Protocol):
     """What else is on the terminal, and has to make room for output."""
 
     def hidden(self) -> AbstractContextManager[None]:
@@ -57,16 +57,16 @@ class Texts:
         tag: whether each line begins with the job's tag.
     """
 
-    def __init__(self, screen: Screen, *, tag: bool) -> None:
-        self._screen = screen
+    def __init__(self, overlay: Overlay, *, tag: bool) -> None:
+        self._overlay = overlay
         self._tag = tag
 
     async def job(self, job: Job, _outcome: Outcome, spool: Spool) -> None:
         """Write the output of a job to our stdout and stderr."""
         for stream in STREAMS:
             if os.isatty(FDS[stream]) and spool.sizes[stream]:
-                with self._screen.hidden():
-                    await self._stream(job, stream, spool, self._screen.wrote)
+                with self._overlay.hidden():
+                    await self._stream(job, stream, spool, self._overlay.wrote)
             else:
                 await self._stream(job, stream, spool, _ignore)
 

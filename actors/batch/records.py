@@ -127,7 +127,7 @@ def opened_joblog(path: str, *, resume: bool, again: bool) -> Iterator[Joblog]:
         file.close()
 
 
-class Keeper(Protocol):
+class Destination(Protocol):
     """Where the results of jobs go."""
 
     def spool(self, job: Job) -> Spool:
@@ -208,7 +208,7 @@ class Tree:
 
 
 @contextmanager
-def opened_results(path: str | None, *, resume: bool) -> Iterator[Keeper]:
+def opened_results(path: str | None, *, resume: bool) -> Iterator[Destination]:
     """Open the place of the results, and cut off a last line that was torn.
 
     Raises:

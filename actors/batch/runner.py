@@ -9,9 +9,10 @@ import asyncio
 import errno
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import actors
@@ -21,10 +22,11 @@ from actors.batch.outcome import SIGNALLED, TROUBLE, Outcome
 from actors.batch.output import Show
 from actors.batch.pace import Pace
 from actors.batch.progress import View
-from actors.batch.records import Joblog, Keeper
+from actors.batch.records import Destination, Joblog
 from actors.batch.spool import Spool
 from actors.batch.tally import LAST_BYTES, Tally
 from actors.batch.turns import Turns
+from actors.console.terminal import handling
 
 HELD: Final = 256
 """Jobs that may have ended, in order, and wait for an earlier one."""
@@ -94,7 +96,7 @@ class Batch:
         *,
         source: Source,
         joblog: Joblog | None,
-        results: Keeper,
+        results: Destination,
         show: Show,
         view: View,
     ) -> None:
@@ -222,32 +224,23 @@ class Batch:
             for task in self._live:
                 task.cancel()
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """End early, in order, by the signals that are not ignored here.
+    def _signals(self) -> AbstractContextManager[None]:
+        """For a block, end early, in order, by the signals that are not ignored here.
 
         The first one kills what runs; what had ended by then is finished. That may wait
         for a reader of ours: the second one does not.
         """
-        loop = asyncio.get_running_loop()
         batch = asyncio.current_task()
         assert batch is not None
 
-        def caught(number: int) -> None:
+        def caught(number: signal.Signals) -> None:
             again, self.signal = self.signal is not None, number
             if again or self._pulling is None:
                 batch.cancel()
             else:
                 self._stop(now=True)
 
-        taken = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
-        for number in taken:
-            loop.add_signal_handler(number, caught, number)
-        try:
-            yield
-        finally:
-            for number in taken:
-                loop.remove_signal_handler(number)
+        return handling({number: partial(caught, number) for number in SIGNALS})
 
     # -- one of them ----------------------------------------------------------------
 

@@ -144,13 +144,14 @@ def _check(arguments: tuple[str, ...], options: dict[str, Any]) -> None:
 def _run(arguments: tuple[str, ...], options: dict[str, Any]) -> tuple[int, str | None]:
     """Return the exit code, and what there is to say."""
     from actors.batch import command  # noqa: PLC0415 - see the package's docstring
+    from actors.console.stdio import ReaderGone  # noqa: PLC0415
     from broker.errors import EngineError  # noqa: PLC0415
 
     try:
         return command.run(_order(arguments, options)), None
     except command.Misused as wrong:
         return words.USAGE, str(wrong)
-    except command.ReaderGone:
+    except ReaderGone:
         return READER_GONE, None
     except EngineError as error:
         return words.ENGINE_TROUBLE, str(error)

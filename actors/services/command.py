@@ -8,7 +8,7 @@ from typing import Any, Final
 from actors.child import Child
 from actors.connection import Connection
 from actors.events import ExitStatus
-from actors.services.files import Note, ServiceFiles
+from actors.services.files import ServiceFiles, ServiceRecord
 from actors.settings import OutputPolicy
 from actors.spec import Spec
 from broker import errors
@@ -22,20 +22,22 @@ LOST: Final = (errors.BrokerLost, errors.SessionNotFound)
 """What calls raise when the engine is lost, or was closed under them."""
 
 
-def command(argv: Iterable[Any], note: Note, retention: OutputPolicy) -> Spec:
+def command(
+    argv: Iterable[Any], record: ServiceRecord, retention: OutputPolicy
+) -> Spec:
     """Return a command of a service, as its record says it is run."""
     return Spec(
         list(argv),
-        env=note.environment,
-        cwd=note.directory,
-        stdin=note.document.encode(),
+        env=record.environment,
+        cwd=record.directory,
+        stdin=record.document.encode(),
         retention=retention,
         leftover="kill",
     )
 
 
 async def stop(
-    connection: Connection, files: ServiceFiles, note: Note
+    connection: Connection, files: ServiceFiles, record: ServiceRecord
 ) -> errors.EngineError | None:
     """Run a stop command to its end, or for its time, and note that; return why not.
 
@@ -44,26 +46,30 @@ async def stop(
     Raises:
         BrokerLost, SessionNotFound: the engine is lost; nothing is noted.
     """
-    failure = await _stop(connection, note)
+    failure = await _stop(connection, record)
     with suppress(OSError):  # a full disk: at worst it is run once more
-        files.write(replace(note, stopped=True))
+        files.write(replace(record, stopped=True))
     return failure
 
 
-async def _stop(connection: Connection, note: Note) -> errors.EngineError | None:
-    words = f"the stop command of the service {note.name!r} of {note.owner!r}"
+async def _stop(
+    connection: Connection, record: ServiceRecord
+) -> errors.EngineError | None:
+    words = f"the stop command of the service {record.name!r} of {record.owner!r}"
     try:
-        record = await connection.start(
-            command(note.stop, note, OutputPolicy.tail(KEPT)), None, mark=note.marks[-1]
+        session = await connection.start(
+            command(record.stop, record, OutputPolicy.tail(KEPT)),
+            None,
+            mark=record.marks[-1],
         )
     except LOST:
         raise
     except errors.EngineError as refused:
         return refused
-    child = Child(connection, record, owned=False)
+    child = Child(connection, session, owned=False)
     failure = await _wait(child, words, connection.settings.service_stop)
     try:
-        await connection.release(record)
+        await connection.release(session)
     except LOST:
         raise
     except errors.EngineError as survived:

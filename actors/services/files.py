@@ -28,14 +28,14 @@ from broker.auth import RunDirectory
 from broker.errors import InvalidRequest
 from broker.places import RUN_PREFIX, SERVICES, runtime_root
 
-__all__ = ["Note", "ServiceFiles", "services_root"]
+__all__ = ["ServiceFiles", "ServiceRecord", "services_root"]
 
 RECORD, NEW = b"record", b"record.new"
 OUTPUT, TEMPORARY = b"output", b"tmp"
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class ServiceRecord:
     """What a record says.
 
     Attributes:
@@ -67,8 +67,8 @@ class Note:
         """Return what a record says, None for one that is torn."""
         try:
             values = json.loads(text)
-            note = cls(**values)
-            return replace(note, stop=tuple(note.stop), marks=tuple(note.marks))
+            record = cls(**values)
+            return replace(record, stop=tuple(record.stop), marks=tuple(record.marks))
         except (ValueError, TypeError):
             return None
 
@@ -128,7 +128,7 @@ class ServiceFiles:
         """Return the path of a private directory."""
         return os.path.join(self.path, os.fsdecode(name))
 
-    def write(self, note: Note) -> None:
+    def write(self, record: ServiceRecord) -> None:
         """Put a record in place of the one before.
 
         Raises:
@@ -138,7 +138,7 @@ class ServiceFiles:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(NEW, flags, 0o600, dir_fd=fd), "wb") as file:
             os.fchmod(file.fileno(), 0o600)  # whatever the umask took away
-            file.write(note.to_text())
+            file.write(record.to_text())
         os.rename(NEW, RECORD, src_dir_fd=fd, dst_dir_fd=fd)
 
     def read(self) -> bytes | None:

@@ -1,12 +1,12 @@
 """Services: helpers that are started once, used by many, and stopped in any case.
 
-The rules are the table of `service_life`; this module carries them out. Each service is
-one task, which starts the command, waits for its first line, watches it, and ends it;
-users come and go beside it. The task is nobody's but the engine's: whoever waits may be
+The rules are the table of `life`; this module carries them out. Each service is one
+task, which starts the command, waits for its first line, watches it, and ends it; users
+come and go beside it. The task is nobody's but the engine's: whoever waits may be
 cancelled, the stop command runs all the same.
 
-The record (`service_files`) is written before the start command can run. A client that
-is killed cannot run a stop command: the start command's tree ends with it like every
+The record (`files`) is written before the start command can run. A client that is
+killed cannot run a stop command: the start command's tree ends with it like every
 child, and the record is left, with a free lock. The next engine that starts in this
 runtime directory takes the lock, makes sure that nothing is left of the start command
 and of an earlier stop command, runs the stop command, notes its end, and removes all.
@@ -17,7 +17,7 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from actors import checks
 from actors.aside import aside
@@ -27,18 +27,17 @@ from actors.connection import Connection
 from actors.events import Chunk, Completed, Exited
 from actors.oneshot import run
 from actors.services.command import KEPT, LOST, add, command, failed, merged, stop
-from actors.services.files import OUTPUT, TEMPORARY, Note, ServiceFiles
+from actors.services.files import OUTPUT, TEMPORARY, ServiceFiles, ServiceRecord
 from actors.services.life import Happening, ServiceLife, State
 from actors.services.spec import ServiceSpec
 from actors.settings import OutputPolicy
+from actors.spec import MARK
 from broker import errors, journal
 
 if TYPE_CHECKING:
     from actors.record import Record
 
 __all__ = ["Service", "Services"]
-
-MARK: Final = "CRECHE_MARK"
 
 
 class Service:
@@ -163,7 +162,7 @@ class Running:
         self._unused = asyncio.Event()
         self._why = "cancelled"
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._record: Record | None = None
+        self._session: Record | None = None
         self._tail = _Tail()
         self._task = asyncio.ensure_future(self._live())
         self._task.add_done_callback(self._settle)
@@ -184,8 +183,8 @@ class Running:
     @property
     def pid(self) -> int:
         """The process id of the start command."""
-        assert self._record is not None  # a user has it, so it was started
-        return self._record.pid
+        assert self._session is not None  # a user has it, so it was started
+        return self._session.pid
 
     async def ready(self) -> None:
         """Return once it is ready.
@@ -271,10 +270,10 @@ class Running:
             files.leave()
 
     async def _go_through(self, files: ServiceFiles) -> None:
-        note = self._note(files)
+        record = self._record(files)
         failure = None
         try:
-            await self._start(files, note)
+            await self._start(files, record)
         except errors.WorkerLost as lost:  # it may have run
             failure = errors.ServiceFailed("exited", self._words(f"was lost: {lost}"))
         except LOST:
@@ -290,16 +289,16 @@ class Running:
             self._life.on(Happening.FAILED)
         else:
             await self._serve(child)
-        await self._end(files, note, failure)
+        await self._end(files, record, failure)
 
-    def _note(self, files: ServiceFiles) -> Note:
+    def _record(self, files: ServiceFiles) -> ServiceRecord:
         """Return what goes on record before anything runs."""
         ambient, mark = self._connection.ambient(), secrets.token_hex(16)
         env = {os.fsdecode(k): os.fsdecode(v) for k, v in ambient.env.items() if k}
-        self.environment = {**env, MARK: mark}
+        self.environment = {**env, os.fsdecode(MARK): mark}
         document = self.spec.document(files.own(OUTPUT), files.own(TEMPORARY))
         boot, space = journal.here()
-        return Note(
+        return ServiceRecord(
             name=self.spec.name,
             owner=self.spec.owner,
             stop=tuple(map(_text, self.spec.stop)),
@@ -311,20 +310,20 @@ class Running:
             marks=(mark, secrets.token_hex(16)),
         )
 
-    async def _start(self, files: ServiceFiles, note: Note) -> None:
+    async def _start(self, files: ServiceFiles, record: ServiceRecord) -> None:
         try:
-            files.write(note)
+            files.write(record)
         except OSError as refused:
             raise errors.SpawnFailed(
                 refused.errno or 0, "journal", files.path
             ) from refused
-        spec = command(self.spec.start, note, OutputPolicy.block(KEPT))
-        self._record = await self._connection.start(spec, None, mark=note.marks[0])
+        spec = command(self.spec.start, record, OutputPolicy.block(KEPT))
+        self._session = await self._connection.start(spec, None, mark=record.marks[0])
 
     def _child(self) -> Child | None:
-        if self._record is None:
+        if self._session is None:
             return None
-        return Child(self._connection, self._record, owned=False)
+        return Child(self._connection, self._session, owned=False)
 
     async def _become_ready(self, child: Child) -> errors.ServiceFailed | None:
         """Wait for the first line; return why it is not ready."""
@@ -393,7 +392,10 @@ class Running:
         self._life.on(Happening.IDLE)
 
     async def _end(
-        self, files: ServiceFiles, note: Note, failure: errors.ServiceFailed | None
+        self,
+        files: ServiceFiles,
+        record: ServiceRecord,
+        failure: errors.ServiceFailed | None,
     ) -> None:
         """Run the stop command, then end the start command's tree.
 
@@ -401,12 +403,12 @@ class Running:
             EngineError: the first failure; it tells of a later one as well.
         """
         found: list[errors.EngineError] = [failure] if failure else []
-        stopped = await stop(self._connection, files, note)
+        stopped = await stop(self._connection, files, record)
         found += [stopped] if stopped else []
         self._life.on(Happening.STOPPED)
         try:
-            if self._record is not None:
-                await self._connection.release(self._record)
+            if self._session is not None:
+                await self._connection.release(self._session)
         except LOST:
             raise
         except errors.EngineError as survived:  # the record stays: it is tried again

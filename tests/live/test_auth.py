@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from broker import auth
+from broker import auth, places
 from broker.auth import RunDirectory
 from broker.errors import AlreadyRunning, EngineError, InvalidRequest
 
@@ -96,7 +96,7 @@ def in_another_process(location: bytes) -> None:
 def test_the_root_follows_the_environment_then_the_user(
     environ: dict[str, str], uid: int, path: bytes
 ) -> None:
-    assert auth.runtime_root(environ, uid) == path
+    assert places.runtime_root(environ, uid) == path
 
 
 def test_what_is_made_is_private(root: Path) -> None:

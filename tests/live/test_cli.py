@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actors import __version__, embedded
-from broker import auth
+from broker import auth, places
 from tests.helpers import NOT_BLOCKED, eventually, gone, python, tag, tagged
 from tests.live.children import peak
 
@@ -505,7 +505,7 @@ def test_a_shared_broker_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
 def test_a_shared_broker_tells_its_place_beforehand() -> None:
     text = " ".join(creche("serve", "--help").stdout.decode().split())
     for uid in (0, 5):
-        place = auth.runtime_root({}, uid).decode().replace("-5", "-UID")
+        place = places.runtime_root({}, uid).decode().replace("-5", "-UID")
         assert f"{place}/{auth.BROKER_SOCKET.decode()}" in text
     assert "XDG_RUNTIME_DIR" in text
     assert "directory that is private" in text

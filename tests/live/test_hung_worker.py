@@ -265,7 +265,7 @@ for _ in range(20):
         await child.aclose()
 
 
-GUEST = """
+HOLDER = """
 async def main():
     engine = actors.Engine({endpoint!r}, owner_key={key!r})
     await engine.__aenter__()
@@ -280,13 +280,13 @@ asyncio.run(main())
 """
 
 
-async def test_a_guest_that_polled_and_died_does_not_hold_the_child(
+async def test_a_holder_that_polled_and_died_does_not_hold_the_child(
     endpoint: str, tmp_path: Path
 ) -> None:
     async with actors.Engine(endpoint, owner_key=KEY) as engine:
         child = await engine.spawn(python(BURST, tag(), "256"), retention=BLOCK)
         poll = {"stdout": 0, "stderr": 0, "wait": 0.0, "mode": "output", "limit": 9}
-        body = GUEST.format(endpoint=endpoint, key=KEY, session=child.id, body=poll)
+        body = HOLDER.format(endpoint=endpoint, key=KEY, session=child.id, body=poll)
         with client(tmp_path, body) as program:
             await asyncio.to_thread(program.said, "polled")
             with pytest.raises(actors.TimedOut):

@@ -48,11 +48,32 @@ for _ in range(int(sys.argv[2])):
 """
 """python(STREAM, seed, pieces): writes so many pieces of 4 KiB, known by the seed."""
 
-SLOW_CAT = """
-import os, time
-while data := os.read(0, 16384):
+STEPS = """
+import os, random, sys, time
+told, gate, last = os.open(sys.argv[1], os.O_WRONLY), sys.argv[2], int(sys.argv[3])
+taken = 0
+def step():
+    global taken
+    while taken == last and not os.path.exists(gate):
+        time.sleep(0.005)
+    taken += 1
+    os.write(told, b".")
+"""
+"""What `Way.command` puts before a program, which calls step() before each piece."""
+
+STEPPING_CAT = """
+while True:
+    step()
+    if not (data := os.read(0, 16384)):
+        break
     os.write(1, data)
-    time.sleep(0.001)
+"""
+
+STEPPING_STREAM = """
+seeded = random.Random(3)
+for _ in range(8000):
+    step()
+    sys.stdout.buffer.write(seeded.randbytes(4096))
 """
 
 
@@ -94,6 +115,39 @@ class Brokers:
         end([broker])
         await asyncio.to_thread(eventually, lambda: not alive(broker))
         return broker
+
+
+class Way:
+    """How far a program is: it waits after so many steps until it is let by.
+
+    So whatever is lost before `let_by` is lost in its middle.
+    """
+
+    def __init__(self, place: Path, last: int) -> None:
+        self._told, self._gate, self._last = place / "steps", place / "gate", last
+        place.mkdir()
+        self._told.touch()
+
+    def command(self, code: str) -> list[str]:
+        """Return the command of a program that goes this way."""
+        return python(STEPS + code, str(self._told), str(self._gate), str(self._last))
+
+    async def lose_within(self, brokers: Brokers, losses: int) -> None:
+        """Lose so many brokers, each after a random step of the program."""
+        seed = random.randrange(2**32)
+        print(f"the steps are of random.Random({seed})", flush=True)
+        steps = random.Random(seed).sample(range(1, self._last), losses)
+        for step in sorted(steps):
+            await asyncio.to_thread(eventually, lambda: self._steps() >= step)  # noqa: B023
+            await brokers.lose()
+        assert self._steps() <= self._last
+
+    def let_by(self) -> None:
+        """Let the program go on to its end."""
+        self._gate.touch()
+
+    def _steps(self) -> int:
+        return self._told.stat().st_size
 
 
 def _is_pool(pid: int) -> bool:
@@ -186,18 +240,21 @@ async def test_s46_what_is_asked_meanwhile_waits_for_the_next_broker(
 
 
 async def test_s46_input_is_neither_lost_nor_repeated(
-    shared: Program, endpoint: str
+    shared: Program, endpoint: str, tmp_path: Path
 ) -> None:
     brokers = Brokers(shared)
-    data = random.Random(7).randbytes(2 * 1024 * 1024)
+    data = random.Random(7).randbytes(4 * 1024 * 1024)
     settings = actors.Settings(retention=actors.OutputPolicy.block(65536))
     async with actors.Engine(endpoint, settings=settings) as engine:
-        for _ in range(3):
-            async with await engine.spawn(python(SLOW_CAT), stdin="pipe") as child:
+        for turn in range(3):
+            way = Way(tmp_path / str(turn), 96)
+            command = way.command(STEPPING_CAT)
+            async with await engine.spawn(command, stdin="pipe") as child:
                 reading = asyncio.create_task(read(child))
                 writing = asyncio.create_task(child.write(data))
-                await asyncio.sleep(random.uniform(0.05, 0.2))
-                await brokers.lose()
+                await way.lose_within(brokers, 1)
+                assert not writing.done()  # at the gate more is left than can wait
+                way.let_by()
                 written = await asyncio.wait_for(writing, 2 * NOT_BLOCKED)
                 assert written.accepted == len(data)
                 await child.close_stdin()
@@ -228,13 +285,14 @@ async def test_s46_a_start_without_an_answer_is_not_repeated(
             assert sorted(begun) == sorted(words)
 
 
-async def test_s46_a_run_gives_all_its_output(shared: Program, endpoint: str) -> None:
-    brokers = Brokers(shared)
+async def test_s46_a_run_gives_all_its_output(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    way = Way(tmp_path / "run", 6000)
     async with actors.Engine(endpoint) as engine:
-        run = asyncio.create_task(engine.run(python(STREAM, "3", "8000")))
-        for _ in range(2):
-            await asyncio.sleep(random.uniform(0.05, 0.3))
-            await brokers.lose()
+        run = asyncio.create_task(engine.run(way.command(STEPPING_STREAM)))
+        await way.lose_within(Brokers(shared), 2)
+        way.let_by()
         done = await asyncio.wait_for(run, 3 * NOT_BLOCKED)
         assert hashlib.sha256(done.stdout).hexdigest() == expected(3, 8000)
         assert await engine.children() == []
@@ -440,11 +498,17 @@ async def under_load(
             await first.spawn(python(STREAM, str(seed), str(pieces)))
             for seed in range(32)
         ]
-        reading = [asyncio.create_task(read(child)) for child in children]
+        begun = [asyncio.Event() for _ in children]
+        reading = [
+            asyncio.create_task(read(child, first_piece))
+            for child, first_piece in zip(children, begun, strict=True)
+        ]
         spawning = [
             asyncio.create_task(spawn(engine, name))
             for name, engine in enumerate(others)
         ]
+        for first_piece in begun:
+            await first_piece.wait()
         for moment in moments:
             await asyncio.sleep(moment)
             await brokers.lose()
@@ -459,8 +523,11 @@ async def under_load(
 
 
 def moments(count: int, longest: float) -> list[float]:
-    """Return random times between losses."""
-    return [random.uniform(0.2, longest) for _ in range(count)]
+    """Return random times between losses; what they come from is printed."""
+    seed = random.randrange(2**32)
+    print(f"the moments are of random.Random({seed})", flush=True)
+    seeded = random.Random(seed)
+    return [seeded.uniform(0.2, longest) for _ in range(count)]
 
 
 @pytest.mark.alone

@@ -43,7 +43,7 @@ class State:
     to_broker: tuple[Kind, ...] = ()
     to_client: tuple[Kind, ...] = ()
 
-    broker: Literal["up", "lost", "recovering", "given up"] = "up"
+    broker: Literal["up", "lost", "calling roll", "given up"] = "up"
     token: Literal["unknown", "known", "over"] = "unknown"
 
     leg: bool = True
@@ -76,7 +76,7 @@ def client_dies(s: State, _: Mechanisms) -> Iterator[Step]:
 
 
 def broker_is_lost(s: State, _: Mechanisms) -> Iterator[Step]:
-    if s.broker in ("up", "recovering") and s.losses:
+    if s.broker in ("up", "calling roll") and s.losses:
         left = replace(s, broker="lost", losses=s.losses - 1, leg=False)
         left = replace(left, to_broker=(), to_client=(), joined=False)
         yield "BROKER IS LOST", replace(left, token="unknown")
@@ -92,20 +92,20 @@ def supervisor_decides(s: State, _: Mechanisms) -> Iterator[Step]:
 
 def supervisor_replaces(s: State, on: Mechanisms) -> Iterator[Step]:
     if s.broker == "lost":
-        state: Literal["recovering", "up"]
-        state = "recovering" if "register" in on else "up"
+        state: Literal["calling roll", "up"]
+        state = "calling roll" if "register" in on else "up"
         yield "another broker begins", replace(s, broker=state)
 
 
 def worker_registers(s: State, _: Mechanisms) -> Iterator[Step]:
     """What the lost broker had written was read before the end of its leg."""
-    if s.broker in ("recovering", "up") and not s.leg and not s.to_worker:
+    if s.broker in ("calling roll", "up") and not s.leg and not s.to_worker:
         token = "known" if s.session and s.token == "unknown" else s.token
         yield "worker registers", replace(s, leg=True, token=token)
 
 
 def broker_hears_clients(s: State, _: Mechanisms) -> Iterator[Step]:
-    if s.broker == "recovering" and s.leg:
+    if s.broker == "calling roll" and s.leg:
         yield "broker hears clients", replace(s, broker="up")
 
 

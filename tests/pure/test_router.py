@@ -22,6 +22,7 @@ from broker.outcomes import TimedOut
 from broker.registry import (
     LIVE,
     Action,
+    CallRoll,
     Capacity,
     ClientGone,
     Condemn,
@@ -34,7 +35,6 @@ from broker.registry import (
     LeaseRenewed,
     PoolGone,
     PoolReady,
-    Recover,
     Retire,
     State,
     Tick,
@@ -1472,7 +1472,7 @@ def stops(actions: list[Action]) -> list[Message]:
 
 
 @pytest.mark.parametrize("kind", [Kind.POLL, Kind.READ, Kind.OPEN])
-def test_what_a_guest_holds_ends_with_it_although_it_was_answered(
+def test_what_a_holder_holds_ends_with_it_although_it_was_answered(
     shared: World, kind: Kind
 ) -> None:
     session, worker = shared.started(A)
@@ -1482,23 +1482,23 @@ def test_what_a_guest_holds_ends_with_it_although_it_was_answered(
     (stop,) = stops(shared.happen(ClientGone(OPERATOR)))
     assert (stop.client, stop.request) == (shared.clients[OPERATOR], 0)
     assert (stop.session, stop.body) == (session, {"target": 0})
-    assert shared.router.sessions[session].guests == set()
+    assert shared.router.sessions[session].holders == set()
 
 
-def test_s31_a_clock_that_a_guest_stopped_goes_on_without_it(two: World) -> None:
+def test_s31_a_clock_that_a_holder_stopped_goes_on_without_it(two: World) -> None:
     session, _ = two.started(A)
     two.ask(AGAIN, Kind.CLOCK, session, {"paused": True}, request=0)
     assert two.happen(ClientGone(AGAIN)) == stopped(two, AGAIN, session)
 
 
-def test_a_lost_worker_is_told_nothing_of_a_guests_end(shared: World) -> None:
+def test_a_lost_worker_is_told_nothing_of_a_holders_end(shared: World) -> None:
     session, worker = shared.started(A)
     shared.ask(OPERATOR, Kind.OPEN, session)
     shared.happen(WorkerGone(worker, 0, True))
     assert shared.happen(ClientGone(OPERATOR)) == []
 
 
-def test_whoever_only_wrote_or_looked_is_no_guest(shared: World) -> None:
+def test_whoever_only_wrote_or_looked_is_no_holder(shared: World) -> None:
     session, _ = shared.started(A)
     for kind in (Kind.WRITE, Kind.SNAPSHOT, Kind.SIGNAL, Kind.KILL):
         shared.ask(OPERATOR, kind, session)
@@ -2832,7 +2832,13 @@ class Lost(World):
                 self.memos[message.session] = message.body["memo"]
         return actions
 
-    def next(self, *workers: int, last: bool = True) -> list[Action]:
+    def next(
+        self,
+        *workers: int,
+        last: bool = True,
+        whole: bool = True,
+        pool: bool = True,
+    ) -> list[Action]:
         """Another broker takes the place of this one; these workers live."""
         old = self.router
         self.router = Router(
@@ -2844,9 +2850,9 @@ class Lost(World):
             numbers=self.numbers,
             secret=b"secret",
         )
-        assert self.happen(Recover(self.now + GRACE)) == []
+        assert self.happen(CallRoll(self.now + GRACE, pool)) == []
         assert self.happen(PoolReady()) == []
-        return self.happen(Found(list(workers), last))
+        return self.happen(Found(list(workers), last, whole))
 
     def register(self, worker: int, session: int, **facts: Any) -> list[Action]:
         body, memo = FACTS | facts, self.memos[session]
@@ -2887,12 +2893,12 @@ def resumed() -> dict[str, Any]:
 def test_s46_nobody_is_heard_before_every_living_worker_has_spoken(lost: Lost) -> None:
     first, second = lost.started(), lost.started(token="u")
     lost.next(first[1], second[1], last=False)
-    assert lost.router.recovering
+    assert lost.router.calling_roll
     lost.register(first[1], first[0])
     lost.register(second[1], second[0])
-    assert lost.router.recovering  # there may be more
-    lost.happen(Found([], True))
-    assert lost.router.recovery is None
+    assert lost.router.calling_roll  # there may be more
+    lost.happen(Found([], True, True))
+    assert lost.router.rollcall is None
     assert lost.router.sessions.keys() == {first[0], second[0]}
 
 
@@ -2900,7 +2906,7 @@ def test_s46_a_worker_that_is_gone_is_not_waited_for(lost: Lost) -> None:
     session, worker = lost.started()
     lost.next(worker)
     lost.happen(WorkerGone(worker, 0, True))
-    assert not lost.router.recovering
+    assert not lost.router.calling_roll
     lost.back()
     (loss,) = lost.claim(session)
     assert isinstance(loss, ToClient)
@@ -2911,13 +2917,13 @@ def test_s46_a_pool_that_is_gone_has_no_workers(lost: Lost) -> None:
     _, worker = lost.started()
     lost.next(worker, last=False)
     lost.happen(PoolGone(True))
-    assert not lost.router.recovering
+    assert not lost.router.calling_roll
 
 
 def test_a_pool_may_be_lost_without_a_broker(lost: Lost) -> None:
     lost.started()
     lost.happen(PoolGone(True))
-    assert lost.happen(Found([], True)) == []
+    assert lost.happen(Found([], True, True)) == []
 
 
 def test_s46_a_worker_that_stands_still_is_condemned_after_the_grace(
@@ -2928,7 +2934,7 @@ def test_s46_a_worker_that_stands_still_is_condemned_after_the_grace(
     assert lost.router.next_deadline() == lost.now + GRACE
     lost.now += GRACE
     assert lost.happen(Tick()) == [Condemn(worker)]
-    assert not lost.router.recovering
+    assert not lost.router.calling_roll
     assert lost.register(worker, session) == []  # too late
     assert lost.router.sessions == {}
 
@@ -3005,6 +3011,43 @@ def test_s46_a_spawn_that_never_arrived_is_started(lost: Lost) -> None:
     assert session == FIRST_SESSION
 
 
+def never_spoke(lost: Lost, how: str) -> None:
+    """Let another broker come that cannot know what a worker had started."""
+    _, worker = lost.started(token="u")
+    if how == "worker lost before":
+        lost.next(whole=False)
+    elif how == "pool lost before":
+        lost.next(pool=False)
+    elif how == "worker lost now":
+        lost.next(worker)
+        lost.happen(WorkerGone(worker, 0, proven=True))
+    elif how == "pool lost now":
+        lost.next(worker)
+        lost.happen(PoolGone(proven=True))
+    else:
+        lost.next(worker)
+        lost.now += GRACE
+        lost.happen(Tick())
+    lost.back()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "worker lost before",
+        "pool lost before",
+        "worker lost now",
+        "pool lost now",
+        "worker stands still",
+    ],
+)
+def test_s46_what_may_have_run_is_not_started_again(lost: Lost, how: str) -> None:
+    never_spoke(lost, how)
+    again = lost.ask(A, Kind.SPAWN, body=SPAWN | {"token": "u", "again": True})
+    assert isinstance(refusal(again), errors.WorkerLost)
+    assert starts(lost.ask(A, Kind.SPAWN, body=SPAWN | {"token": "v"})) != []
+
+
 def test_s46_sessions_of_a_client_that_does_not_come_back_end(lost: Lost) -> None:
     session, worker = lost.started()
     stays, other = lost.started(kill_on_drop=False, token="u")
@@ -3034,17 +3077,17 @@ def test_s46_a_session_lost_before_its_owner_is_back_is_forgotten(lost: Lost) ->
     assert session not in lost.router.sessions
 
 
-def test_s46_what_a_guest_holds_is_let_go_unless_it_is_back(lost: Lost) -> None:
+def test_s46_what_a_holder_holds_is_let_go_unless_it_is_back(lost: Lost) -> None:
     lost.proofs[B] = lost.hello(B)
-    guest = lost.clients[B]
-    session, worker = lost.taken_over(clients=[guest, 99])
+    holder = lost.clients[B]
+    session, worker = lost.taken_over(clients=[holder, 99])
     lost.back()
     lost.back(B)
     lost.now += GRACE
     actions = lost.happen(Tick())
     assert told(actions) == [(worker, Kind.STOP)]
     assert actions[0].message.client == 99  # type: ignore[union-attr]
-    assert lost.router.sessions[session].guests == {guest}
+    assert lost.router.sessions[session].holders == {holder}
 
 
 def test_s46_a_stream_goes_on_where_its_client_says(lost: Lost) -> None:

@@ -10,7 +10,7 @@ It is over once the pool has told of all, and each has spoken or is gone; or by 
 from collections.abc import Iterable
 
 
-class Recovery:
+class RollCall:
     """The workers that did not speak yet.
 
     Args:
