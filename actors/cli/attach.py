@@ -17,7 +17,12 @@ from actors.cli import words
     "does. Keys are written as for `write --keys`.",
 )
 @click.option("--watch", is_flag=True, help="Leave the keyboard to others.")
-@click.option("--new", is_flag=True, help="Show what comes, not what is kept.")
+@click.option(
+    "--new",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Show what comes, not what is kept.",
+)
 @words.BROKER
 @click.argument("session", metavar="ID")
 def attach(

@@ -19,8 +19,16 @@ if TYPE_CHECKING:
     type=words.SECONDS,
     help="Ask it first (SIGTERM), and kill what is left after this.",
 )
-@click.option("--scope", help="All in the scopes of this name.")
-@click.option("--all", "everything", is_flag=True, help="All there are.")
+@click.option(
+    "--scope", allow_from_autoenv=False, help="All in the scopes of this name."
+)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="All there are.",
+)
 @words.AS_JSON
 @words.BROKER
 @click.argument("sessions", nargs=-1, metavar="ID...")

@@ -135,10 +135,15 @@ def _env_files(
     "-d",
     "--detach",
     is_flag=True,
+    allow_from_autoenv=False,
     help="Leave it to a running broker: print its number, and end. See logs, attach, "
     "wait, kill.",
 )
-@click.option("--name", help="With --detach: a name beside its number.")
+@click.option(
+    "--name",
+    allow_from_autoenv=False,
+    help="With --detach: a name beside its number.",
+)
 @click.option(
     "--ttl",
     type=words.SECONDS,

@@ -307,6 +307,11 @@ async def resize(endpoint: str, word: str, rows: int, cols: int) -> None:
 
 Killed = tuple[str, actors.KillReceipt | actors.EngineError]
 """A session as it was addressed, and what became of it."""
+_UNREACHABLE: Final = (
+    actors.SessionNotFound,
+    actors.WorkerLost,
+    actors.InvalidRequest,
+)
 
 
 async def kill(
@@ -331,9 +336,20 @@ async def kill(
         if everything or scope is not None:
             found = await engine.children(None if everything else scope)
             named += [str(session.id) for session in found]
-        unique = list(dict.fromkeys(named))
-        ends = (_kill(engine, word, grace) for word in unique)
-        return list(zip(unique, await asyncio.gather(*ends), strict=True))
+        unique: dict[str, str] = {}
+        for word in dict.fromkeys(named):
+            unique.setdefault(await _numbered(engine, word), word)
+        ends = (_kill(engine, meant, grace) for meant in unique)
+        answers = await asyncio.gather(*ends)
+        return list(zip(unique.values(), answers, strict=True))
+
+
+async def _numbered(engine: actors.Engine, word: str) -> str:
+    """Return a session's number; of a word that means none, the word."""
+    try:
+        return str(await find(engine, word))
+    except _UNREACHABLE:
+        return word
 
 
 async def _kill(
@@ -342,7 +358,7 @@ async def _kill(
     try:
         child = await visit(engine, word)
         return await (child.kill() if grace is None else child.terminate(grace))
-    except (actors.SessionNotFound, actors.WorkerLost, actors.InvalidRequest) as error:
+    except _UNREACHABLE as error:
         return error
 
 

@@ -225,7 +225,7 @@ def test_a_limit_that_is_none_is_told(limit: str, said: str) -> None:
     assert said in done.stderr.decode()
 
 
-def test_each_option_is_a_variable_too() -> None:
+def test_an_option_that_is_a_habit_is_a_variable_too() -> None:
     done = creche("run", "sleep", "99", env={"CRECHE_RUN_TIMEOUT": "100ms"})
     assert done.returncode == 124
 
@@ -242,10 +242,16 @@ def test_a_refused_runtime_directory_is_a_sentence(verb: str, tmp_path: Path) ->
 def test_a_variable_has_the_name_of_its_flag() -> None:
     done = creche("run", "sleep", "99", env={"CRECHE_RUN_TIMEOUT": "soon"})
     assert b"'soon'" in done.stderr
-    options = {"CRECHE_RUN_ENV": "A=b", "CRECHE_RUN_JSON": "1"}
-    done = creche("run", "sh", "-c", "echo $A", env=options)
-    assert done.stdout == b"b\n"
+    options = {"CRECHE_RUN_AGENT_ENV": "1", "CRECHE_RUN_JSON": "1"}
+    done = creche("run", "sh", "-c", "echo $TERM", env=options)
+    assert done.stdout == b"dumb\n"
     assert json.loads(done.stderr)["exit_code"] == 0
+
+
+def test_what_is_meant_for_one_call_or_may_be_repeated_is_no_variable() -> None:
+    once = {"CRECHE_RUN_DETACH": "1", "CRECHE_RUN_NAME": "x", "CRECHE_RUN_ENV": "A=b"}
+    done = creche("run", "sh", "-c", "echo here $A", env=once)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"here\n", b"")
 
 
 def test_json_tells_how_it_ended() -> None:

@@ -36,7 +36,7 @@ def creche(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
     plain: dict[str, Any] = {} if "input" in options else {"stdin": subprocess.DEVNULL}
     return subprocess.run(
         [*CRECHE, *words],
-        env=embedded.environment(),
+        env=embedded.environment() | options.pop("env", {}),
         capture_output=True,
         timeout=PATIENCE,
         check=False,
@@ -332,6 +332,19 @@ def test_a_kill_may_be_of_a_scope_or_of_all(broker: str) -> None:
         assert said("kill", "--all") == f"{outside.id}: 1 process ended\n"
         assert said("kill", "--all") == ""
     assert creche("kill").returncode == 2
+
+
+def test_a_variable_kills_nothing(broker: str) -> None:
+    one, other = left("--", "sleep", "99"), left("--", "sleep", "99")
+    wide = {"CRECHE_KILL_ALL": "1", "CRECHE_KILL_SCOPE": ""}
+    done = creche("kill", one, env=wide)
+    assert done.stdout.decode() == f"{one}: 1 process ended\n"
+    assert said("kill", other) == f"{other}: 1 process ended\n"
+
+
+def test_a_kill_ends_a_session_once_whatever_it_is_called(broker: str) -> None:
+    number = left("--name", "x", "--", "sleep", "99")
+    assert said("kill", "x", number, "x") == "x: 1 process ended\n"
 
 
 def test_a_kill_with_grace_asks_first(broker: str) -> None:
