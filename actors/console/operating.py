@@ -37,17 +37,25 @@ async def operating(
 
     Raises:
         BrokerLost: there is no broker.
+        InvalidRequest: the endpoint is none, or its directory is refused.
     """
     engine = actors.Engine(endpoint, owner_key=OWNER, operator=True, settings=settings)
     try:
         await engine.__aenter__()
     except (actors.BrokerLost, actors.InvalidRequest) as error:
+        if isinstance(error, actors.InvalidRequest) and not _of_absence(error):
+            raise
         absent = f"no broker answers at {endpoint}: start one by `creche serve`"
         raise actors.BrokerLost(absent) from error
     try:
         yield engine
     finally:
         await engine.aclose()
+
+
+def _of_absence(error: actors.InvalidRequest) -> bool:
+    """Return whether an endpoint was refused because no broker has been there."""
+    return isinstance(error.__context__, FileNotFoundError)
 
 
 async def find(engine: actors.Engine, word: str) -> int:

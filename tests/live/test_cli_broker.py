@@ -405,6 +405,16 @@ def test_without_a_broker_one_sentence_says_so(verb: str) -> None:
     assert "creche serve" in refused(verb, *words, code=code)
 
 
+def test_what_is_wrong_with_an_endpoint_is_told(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    assert "0755" in refused("ps", "--endpoint", f"ipc://{tmp_path}/broker.sock")
+    assert "ABSOLUTE" in refused("ps", "--endpoint", "broker.sock")
+    tmp_path.chmod(0o700)
+    for place in ("", "/absent", "/absent/too"):
+        endpoint = f"ipc://{tmp_path}{place}/broker.sock"
+        assert "creche serve" in refused("ps", "--endpoint", endpoint)
+
+
 # -- top ----------------------------------------------------------------------------
 
 
