@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from actors import exit_codes
 from actors.cli import words
 
 
@@ -53,4 +54,4 @@ def attach(
     if status is None:
         click.echo(f"creche: detached from {session}", err=True)
         return
-    sys.exit(words.exit_code(status))
+    sys.exit(exit_codes.of_status(status))

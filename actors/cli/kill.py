@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from actors import exit_codes
 from actors.cli import words
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def kill(
     else:
         for fact in facts:
             words.tell(_line(fact))
-    sys.exit(words.TROUBLE if any(f["error"] or f["survivors"] for f in facts) else 0)
+    left = any(fact["error"] or fact["survivors"] for fact in facts)
+    sys.exit(exit_codes.TROUBLE if left else 0)
 
 
 def _facts(word: str, answer: "KillReceipt | EngineError") -> dict[str, Any]:

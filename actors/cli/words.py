@@ -1,4 +1,4 @@
-"""What the verbs share: values people write, exit codes, and how to say things."""
+"""What the verbs share: values people write, and how to say things."""
 
 import errno
 import os
@@ -15,21 +15,9 @@ if TYPE_CHECKING:
 
 import click
 
-T = TypeVar("T")
+from actors import exit_codes
 
-TROUBLE: Final = 1
-"""Exit code of a verb that could not do what was asked."""
-USAGE: Final = 2
-"""Exit code of a mistake in the words given, as click and most commands have it."""
-TIMED_OUT: Final = 124
-"""Exit code, like the following ones a custom of timeout(1), env(1) and shells."""
-ENGINE_TROUBLE: Final = 125
-NOT_EXECUTABLE: Final = 126
-NOT_FOUND: Final = 127
-SIGNALLED: Final = 128
-"""Exit code of a command that died of signal N, less N."""
-SIGINT: Final = 2
-SIGPIPE: Final = 13
+T = TypeVar("T")
 
 _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -100,17 +88,17 @@ AS_JSON: Final = click.option("--json", "as_json", is_flag=True, help="For progr
 class Verb(click.Command):
     """A command whose trouble is one sentence, and which Ctrl-C ends quietly."""
 
-    trouble = TROUBLE
+    trouble = exit_codes.TROUBLE
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it; end with 1 and a sentence for what could not be done."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            sys.exit(SIGNALLED + SIGINT)
+            sys.exit(exit_codes.INTERRUPTED)
         except Exception as error:
             if _reader_gone(error):
-                sys.exit(SIGNALLED + SIGPIPE)
+                sys.exit(exit_codes.READER_GONE)
             sentence = _sentence(error)
             if sentence is None:
                 raise
@@ -121,7 +109,7 @@ class Verb(click.Command):
 class ChildVerb(Verb):
     """A command that ends with a child's exit code: its own trouble is 125."""
 
-    trouble = ENGINE_TROUBLE
+    trouble = exit_codes.ENGINE_TROUBLE
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Parse the words given; a mistake in them is trouble as well."""
@@ -172,15 +160,6 @@ def broker(endpoint: str | None) -> str:
     from broker import auth  # noqa: PLC0415 - see the package's docstring
 
     return endpoint or auth.usual_endpoint(os.environ, os.geteuid())
-
-
-def exit_code(status: "ExitStatus") -> int:
-    """Return the exit code that stands for a child's end."""
-    if status.cause == "timeout":
-        return TIMED_OUT
-    if status.signal is not None:
-        return SIGNALLED + status.signal
-    return ENGINE_TROUBLE if status.code is None else status.code
 
 
 def end(status: "ExitStatus") -> str:
