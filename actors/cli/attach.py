@@ -6,12 +6,13 @@ import click
 
 from actors import exit_codes
 from actors.cli import words
+from actors.console.keys import DETACH_KEYS
 
 
 @click.command(cls=words.ChildVerb)
 @click.option(
     "--detach-keys",
-    default="C-p C-q",
+    default=DETACH_KEYS,
     show_default=True,
     metavar="KEYS",
     help="What ends this, and not the session, typed into its terminal; empty: nothing "
