@@ -108,6 +108,7 @@ def test_the_manual_is_what_the_commands_say() -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
+    assert "\\b" not in page.with_suffix(".md").read_text()
 
 
 def test_its_version_is_the_packages() -> None:
