@@ -559,6 +559,13 @@ def test_a_shared_broker_tells_a_descriptor(tmp_path: Path) -> None:
         assert end_of(server) == 0
 
 
+def test_a_grace_that_is_too_long_is_told_as_a_mistake_in_the_words() -> None:
+    done = creche("serve", "--grace", "2h")
+    assert done.returncode == 2
+    assert b"creche serve" in done.stderr
+    assert b"'--grace'" in done.stderr
+
+
 def test_a_descriptor_that_is_not_open_is_refused(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/shared/broker.sock"
     done = creche("serve", "--endpoint", endpoint, "--ready-fd", "999")
