@@ -152,11 +152,8 @@ def _run(arguments: tuple[str, ...], options: dict[str, Any]) -> tuple[int, str 
         return exit_codes.USAGE, str(wrong)
     except command.ReaderGone:
         return exit_codes.READER_GONE, None
-    except EngineError as error:
-        return exit_codes.ENGINE_TROUBLE, str(error)
-    except OSError as error:  # output or results are on a full disk, for one
-        where = f"{error.filename}: " if error.filename else ""
-        return exit_codes.ENGINE_TROUBLE, f"{where}{error.strerror or error}"
+    except (EngineError, OSError) as error:  # a full disk, for one
+        return exit_codes.ENGINE_TROUBLE, words.sentence(error)
 
 
 def _order(arguments: tuple[str, ...], options: dict[str, Any]) -> "Order":

@@ -216,10 +216,8 @@ def _guarded(work: Callable[[], Report]) -> Report:
             "message": str(error),
         }
     except OSError as error:  # our stdout is on a full disk, for one
-        return exit_codes.ENGINE_TROUBLE, {
-            "error": "system",
-            "message": error.strerror or str(error),
-        }
+        told = {"error": "system", "message": words.sentence(error)}
+        return exit_codes.ENGINE_TROUBLE, told
 
 
 def _join(

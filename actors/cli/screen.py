@@ -43,7 +43,7 @@ def screen(
             _draw(shown, svg)
             return
     except ModuleNotFoundError as missing:
-        raise click.ClickException(str(missing)) from missing
+        raise words.Trouble(str(missing)) from missing
     if not as_json:
         words.tell(shown.text)
         return

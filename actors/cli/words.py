@@ -1,12 +1,11 @@
 """What the verbs share: values people write, and how to say things."""
 
-import errno
 import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -85,6 +84,14 @@ BROKER: Final = click.option(
 AS_JSON: Final = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 
+class Trouble(click.ClickException):
+    """What could not be done, in one sentence."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Say it as all other trouble is said."""
+        click.echo(f"creche: {self.format_message()}", file=file, err=True)
+
+
 class Verb(click.Command):
     """A command whose trouble is one sentence, and which Ctrl-C ends quietly."""
 
@@ -96,13 +103,15 @@ class Verb(click.Command):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             sys.exit(exit_codes.INTERRUPTED)
+        except BrokenPipeError:
+            raise  # click ends quietly with the reader
         except Exception as error:
             if _reader_gone(error):
                 sys.exit(exit_codes.READER_GONE)
-            sentence = _sentence(error)
-            if sentence is None:
+            told = sentence(error)
+            if told is None:
                 raise
-            click.echo(f"creche: {sentence}", err=True)
+            click.echo(f"creche: {told}", err=True)
             sys.exit(self.trouble)
 
 
@@ -143,13 +152,13 @@ def _reader_gone(error: Exception) -> bool:
     return isinstance(error, ReaderGone)
 
 
-def _sentence(error: Exception) -> str | None:
+def sentence(error: Exception) -> str | None:
     """Return what to tell of an error; None: it is a mistake of this program."""
     from broker.errors import EngineError  # noqa: PLC0415 - see the package's docstring
 
     if isinstance(error, EngineError):
         return str(error)
-    if isinstance(error, OSError) and error.errno != errno.EPIPE:
+    if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}"
     return None
@@ -219,7 +228,7 @@ def tell(text: str) -> None:
     """Write a line to stdout.
 
     Raises:
-        ClickException: that was refused, by a full disk for one.
+        Trouble: that was refused, by a full disk for one.
     """
     try:
         click.echo(text)
@@ -228,4 +237,4 @@ def tell(text: str) -> None:
     except OSError as refused:
         # What is left in the buffer would be refused again at our end, with code 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise click.ClickException(f"stdout: {refused.strerror}") from refused
+        raise Trouble(f"stdout: {refused.strerror}") from refused

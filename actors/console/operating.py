@@ -269,11 +269,15 @@ async def screen(endpoint: str, word: str) -> actors.Screen:
         child = await visit(engine, word)
         size = (await child.snapshot()).tty
         if size is None:
-            raise actors.NotATerminal
+            raise _without_terminal(child)
         shown = actors.Screen(size)
         for event in await kept(child):
             shown.feed(event)
         return shown
+
+
+def _without_terminal(child: actors.Child) -> actors.NotATerminal:
+    return actors.NotATerminal(f"session {child.id} has no terminal")
 
 
 async def kept(child: actors.Child) -> list[actors.Chunk | actors.Gap]:
@@ -308,9 +312,16 @@ async def wait(endpoint: str, word: str, timeout: float | None) -> actors.ExitSt
 
 
 async def resize(endpoint: str, word: str, rows: int, cols: int) -> None:
-    """Give a session's terminal another size."""
+    """Give a session's terminal another size.
+
+    Raises:
+        NotATerminal: it has none.
+    """
     async with operating(endpoint) as engine:
-        await (await visit(engine, word)).resize(rows, cols)
+        child = await visit(engine, word)
+        if not child.tty:
+            raise _without_terminal(child)
+        await child.resize(rows, cols)
 
 
 Killed = tuple[str, actors.KillReceipt | actors.EngineError]

@@ -349,8 +349,8 @@ def test_closed_streams_are_as_good_as_dev_null(closed: str) -> None:
     ("words", "code", "said"),
     [
         (("run", "echo", "x"), 125, b"creche: No space left on device\n"),
-        (("doctor",), 1, b"Error: stdout: No space left on device\n"),
-        (("doctor", "--json"), 1, b"Error: stdout: No space left on device\n"),
+        (("doctor",), 1, b"creche: stdout: No space left on device\n"),
+        (("doctor", "--json"), 1, b"creche: stdout: No space left on device\n"),
     ],
 )
 def test_a_full_disk_is_told_without_a_traceback(

@@ -270,7 +270,10 @@ def test_a_terminal_is_typed_into_resized_and_looked_at(broker: str) -> None:
     facts = json.loads(said("screen", "--json", number))
     assert (facts["rows"], facts["cols"], facts["missed"]) == (5, 40, 0)
     assert facts["cursor"] == [4, 2]
-    assert "no terminal" in refused("screen", left("--", "sleep", "99"))
+    plain = left("--", "sleep", "99")
+    none = f"creche: session {plain} has no terminal"
+    assert refused("screen", plain) == refused("resize", plain, "5", "40") == none
+    assert "'pipe'" not in refused("write", plain, "x")
 
 
 def test_a_picture_of_a_terminal_has_its_text_and_colours(
@@ -413,6 +416,30 @@ def test_what_is_wrong_with_an_endpoint_is_told(tmp_path: Path) -> None:
     for place in ("", "/absent", "/absent/too"):
         endpoint = f"ipc://{tmp_path}{place}/broker.sock"
         assert "creche serve" in refused("ps", "--endpoint", endpoint)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"), [("pyte", ()), ("rich", ("--svg", "/dev/null"))]
+)
+def test_without_an_extra_it_says_what_to_install(
+    broker: str, module: str, words: tuple[str, ...]
+) -> None:
+    number = left("-t", "--", "true")
+    creche("wait", number)
+    code = (
+        f"import sys; sys.modules[{module!r}] = None\n"
+        "from actors.cli import main; main(sys.argv[1:], 'creche')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "screen", *words, number],
+        env=embedded.environment(),
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"creche: ")
+    assert b"install the extra" in done.stderr
 
 
 # -- top ----------------------------------------------------------------------------
