@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from actors import exit_codes
 from actors.events import ExitStatus, PollResult
 from actors.text import BYTES_PER_TOKEN, abridge
 from broker.errors import (
@@ -40,8 +41,6 @@ SESSIONS: Final = 64
 """Sessions that one client may have at once."""
 CROWDED: Final = 60
 """Sessions from which on a client is told that there will soon be too many."""
-SIGNALLED: Final = 128
-"""The exit code of a command that died of signal N, less N, as shells have it."""
 
 INTERRUPT: Final = "\x03"
 END_OF_INPUT: Final = "\x04"
@@ -440,9 +439,7 @@ def exit_code(status: ExitStatus | None) -> dict[str, int]:
     """
     if status is None or status.returncode is None:
         return {}
-    signal = status.signal
-    code = status.returncode if signal is None else SIGNALLED + signal
-    return {"exit_code": code}
+    return {"exit_code": exit_codes.of_status(status)}
 
 
 def crowding(sessions: int) -> str | None:

@@ -4,15 +4,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import actors
+from actors import exit_codes
 
 KILLED: Final = -1
 """Exit value, in a joblog, of a job that was ended for a limit, or lost."""
 TERMINATED: Final = 15
 """Its signal there: what a job is ended with."""
-TIMED_OUT: Final = 124
-"""Exit codes, as those of `creche run`."""
-TROUBLE: Final = 125
-SIGNALLED: Final = 128
 
 OWN_ENDS: Final = ("exited", "oom")
 """Causes of an end that nobody here brought about: its code or signal tells."""
@@ -40,7 +37,7 @@ class Outcome:
     stderr: int = 0
     late: bool = False
     failure: str | None = None
-    failure_code: int = TROUBLE
+    failure_code: int = exit_codes.ENGINE_TROUBLE
 
     @property
     def runtime(self) -> float:
@@ -80,11 +77,11 @@ class Outcome:
     @property
     def code(self) -> int:
         """The exit code that tells of this job alone, as `creche run` has them."""
-        if self.cause == "timeout":
-            return TIMED_OUT
-        if self.status is None or (self.exitval, self.signal) == (KILLED, TERMINATED):
+        if self.status is None:
             return self.failure_code
-        return SIGNALLED + self.signal if self.signal else self.exitval
+        if self.late:
+            return exit_codes.TIMED_OUT
+        return exit_codes.of_status(self.status)
 
     @property
     def words(self) -> str:

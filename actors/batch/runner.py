@@ -6,7 +6,6 @@ for writing, one job at a time.
 """
 
 import asyncio
-import errno
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -16,9 +15,10 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 import actors
+from actors import exit_codes
 from actors.batch.halt import NEVER, Halt
 from actors.batch.jobs import BadJob, Job
-from actors.batch.outcome import SIGNALLED, TROUBLE, Outcome
+from actors.batch.outcome import Outcome
 from actors.batch.output import Show
 from actors.batch.pace import Pace
 from actors.batch.progress import View
@@ -37,8 +37,6 @@ MOST_WARM: Final = 16
 QUEUE: Final = 86400.0
 """Seconds that a job waits for room in a shared broker: a day."""
 
-USAGE: Final = 2
-NOT_EXECUTABLE, NOT_FOUND = 126, 127
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -156,9 +154,9 @@ class Batch:
 
     def _exit_code(self) -> int:
         if self.signal is not None:
-            return SIGNALLED + self.signal
+            return exit_codes.SIGNALLED + self.signal
         if self.wrong is not None:
-            return USAGE
+            return exit_codes.USAGE
         return self._plan.halt.exit_code(self._tally.failed, self._reached)
 
     # -- all of them ----------------------------------------------------------------
@@ -298,7 +296,7 @@ class Batch:
         except actors.BrokerLost:
             raise
         except actors.EngineError as error:
-            code = _code_of_failure(error)
+            code = exit_codes.of_failure(error)
             return Outcome(
                 None, started, attempt, failure=str(error), failure_code=code
             )
@@ -342,14 +340,6 @@ class Batch:
             if isinstance(event, actors.Chunk):
                 spool.write(event.stream, event.data)
                 self._tally.written += len(event.data)
-
-
-def _code_of_failure(error: actors.EngineError) -> int:
-    """Return the exit code that `creche run` has for a child that did not start."""
-    if not isinstance(error, actors.SpawnFailed) or error.step != "exec":
-        return TROUBLE
-    missing = error.errno == errno.ENOENT
-    return NOT_FOUND if missing else NOT_EXECUTABLE
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:

@@ -48,10 +48,18 @@ class Verbs(click.Group):
         command = getattr(importlib.import_module(f"actors.cli.{name}"), name)
         assert isinstance(command, click.Command)
         for option in command.params:
-            if isinstance(option, click.Option) and option.envvar is None:
+            if isinstance(option, click.Option) and _of_habit(option):
                 flag = max(option.opts, key=len).strip("-").replace("-", "_")
                 option.envvar = f"CRECHE_{name}_{flag}".upper()
         return command
+
+
+def _of_habit(option: click.Option) -> bool:
+    """Return whether a variable may set an option that names none itself.
+
+    What is meant for one call, such as `kill --all`, would be a trap for the next.
+    """
+    return option.envvar is None and option.allow_from_autoenv and not option.multiple
 
 
 @click.group(
@@ -62,7 +70,8 @@ class Verbs(click.Group):
 def main() -> None:
     """Run commands as children that never outlive their owner.
 
-    Each option of a verb is also a variable: `run --timeout` is CRECHE_RUN_TIMEOUT.
+    Options that are habits are also variables: `run --timeout` is CRECHE_RUN_TIMEOUT.
+    Those that are meant for one call, or may be repeated, are not.
     Sizes are bytes, or 64K, 1.5M, 2G (powers of 1024); times are seconds, or 250ms,
     10s, 5m, 2h.
     """

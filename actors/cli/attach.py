@@ -4,20 +4,27 @@ import sys
 
 import click
 
+from actors import exit_codes
 from actors.cli import words
+from actors.console.keys import DETACH_KEYS
 
 
 @click.command(cls=words.ChildVerb)
 @click.option(
     "--detach-keys",
-    default="C-p C-q",
+    default=DETACH_KEYS,
     show_default=True,
     metavar="KEYS",
     help="What ends this, and not the session, typed into its terminal; empty: nothing "
     "does. Keys are written as for `write --keys`.",
 )
 @click.option("--watch", is_flag=True, help="Leave the keyboard to others.")
-@click.option("--new", is_flag=True, help="Show what comes, not what is kept.")
+@click.option(
+    "--new",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Show what comes, not what is kept.",
+)
 @words.BROKER
 @click.argument("session", metavar="ID")
 def attach(
@@ -48,4 +55,4 @@ def attach(
     if status is None:
         click.echo(f"creche: detached from {session}", err=True)
         return
-    sys.exit(words.exit_code(status))
+    sys.exit(exit_codes.of_status(status))

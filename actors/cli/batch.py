@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from actors import exit_codes
 from actors.cli import words
 
 if TYPE_CHECKING:
     from actors.batch.command import Order
 
-INTERRUPTED, READER_GONE = words.SIGNALLED + 2, words.SIGNALLED + 13
 PER_CORE: Final = 2
 """Jobs at once unless told: most wait for something half of their time."""
 
@@ -126,7 +126,7 @@ def batch(arguments: tuple[str, ...], **options: Any) -> None:
     try:
         code, message = _run(arguments, options)
     except KeyboardInterrupt:  # before there was anything to interrupt
-        sys.exit(INTERRUPTED)
+        sys.exit(exit_codes.INTERRUPTED)
     if message is not None:
         click.echo(f"creche: {message}", err=True)
     sys.exit(code)
@@ -150,14 +150,11 @@ def _run(arguments: tuple[str, ...], options: dict[str, Any]) -> tuple[int, str 
     try:
         return command.run(_order(arguments, options)), None
     except command.Misused as wrong:
-        return words.USAGE, str(wrong)
+        return exit_codes.USAGE, str(wrong)
     except ReaderGone:
-        return READER_GONE, None
-    except EngineError as error:
-        return words.ENGINE_TROUBLE, str(error)
-    except OSError as error:  # output or results are on a full disk, for one
-        where = f"{error.filename}: " if error.filename else ""
-        return words.ENGINE_TROUBLE, f"{where}{error.strerror or error}"
+        return exit_codes.READER_GONE, None
+    except (EngineError, OSError) as error:  # a full disk, for one
+        return exit_codes.ENGINE_TROUBLE, words.sentence(error)
 
 
 def _order(arguments: tuple[str, ...], options: dict[str, Any]) -> "Order":

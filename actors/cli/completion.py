@@ -6,17 +6,17 @@ from click.shell_completion import get_completion_class
 from actors.cli import words
 
 
-@click.command()
+@click.command(cls=words.Verb)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    r"""Write the completion script for a shell.
+    """Write the completion script for a shell.
 
     \b
     bash:  eval "$(creche completion bash)"     in ~/.bashrc
     zsh:   eval "$(creche completion zsh)"      in ~/.zshrc
     fish:  creche completion fish | source      in ~/.config/fish/config.fish
-    """
+    """  # noqa: D301 - click wants the character itself
     kind = get_completion_class(shell)
     assert kind is not None  # click knows these three
     script = kind(context.find_root().command, {}, "creche", "_CRECHE_COMPLETE")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from actors import exit_codes
 from actors.cli import words
 
 if TYPE_CHECKING:
@@ -19,8 +20,16 @@ if TYPE_CHECKING:
     type=words.SECONDS,
     help="Ask it first (SIGTERM), and kill what is left after this.",
 )
-@click.option("--scope", help="All in the scopes of this name.")
-@click.option("--all", "everything", is_flag=True, help="All there are.")
+@click.option(
+    "--scope", allow_from_autoenv=False, help="All in the scopes of this name."
+)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="All there are.",
+)
 @words.AS_JSON
 @words.BROKER
 @click.argument("sessions", nargs=-1, metavar="ID...")
@@ -45,7 +54,8 @@ def kill(
     else:
         for fact in facts:
             words.tell(_line(fact))
-    sys.exit(words.TROUBLE if any(f["error"] or f["survivors"] for f in facts) else 0)
+    left = any(fact["error"] or fact["survivors"] for fact in facts)
+    sys.exit(exit_codes.TROUBLE if left else 0)
 
 
 def _facts(word: str, answer: "KillReceipt | EngineError") -> dict[str, Any]:

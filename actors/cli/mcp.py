@@ -7,7 +7,7 @@ import click
 from actors.cli import words
 
 
-@click.command()
+@click.command(cls=words.Verb)
 @words.ENDPOINT
 def mcp(endpoint: str | None) -> None:
     """Be an MCP server at stdin and stdout.
@@ -17,11 +17,7 @@ def mcp(endpoint: str | None) -> None:
     do what they say. Whatever they started ends with the client that started this.
     """
     if find_spec("mcp") is None:
-        raise click.ClickException("it needs the MCP SDK: pip install 'creche[mcp]'")
+        raise words.Trouble("it needs the MCP SDK: pip install 'creche[mcp]'")
     from actors.agents import stdio  # noqa: PLC0415 - see the package's docstring
-    from broker.errors import EngineError  # noqa: PLC0415
 
-    try:
-        stdio.run(endpoint or None)
-    except EngineError as error:
-        raise click.ClickException(str(error)) from error
+    stdio.run(endpoint or None)

@@ -1,20 +1,27 @@
 """`creche recover`: end what dead engines left."""
 
 import json
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from actors import exit_codes
 from actors.cli import words
 
 if TYPE_CHECKING:
     from actors.recovery import Recovery
+
+DONE: Final = {"killed", "stopped"}
+"""Kinds of findings of which nothing is left."""
 
 
 @click.command(cls=words.Verb)
 @words.AS_JSON
 def recover(*, as_json: bool) -> None:
     """End what dead engines left, and say what was done.
+
+    It ends with 0 if nothing of it is left, else with 1.
 
     Every engine does that as it starts. Here it is told: which trees of processes were
     killed, which services of dead programs were stopped, and which records are kept for
@@ -34,8 +41,10 @@ def recover(*, as_json: bool) -> None:
             "services": [service._asdict() for service in found.services],
         }
         words.tell(json.dumps(rows))
-        return
-    words.tell("\n".join(_lines(found)) or "nothing was left")
+    else:
+        words.tell("\n".join(_lines(found)) or "nothing was left")
+    kinds = {tree.kind for tree in found.trees} | {one.kind for one in found.services}
+    sys.exit(exit_codes.TROUBLE if kinds - DONE else 0)
 
 
 def _lines(found: "Recovery") -> list[str]:

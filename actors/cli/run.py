@@ -1,20 +1,17 @@
 """`creche run`: one child in the foreground, or left to a broker."""
 
 import dataclasses
-import errno
 import json
 import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
+from actors import exit_codes
 from actors.cli import lean, words
-
-if TYPE_CHECKING:
-    from broker.errors import EngineError
 
 LIMITS: Final[dict[str, click.ParamType[Any]]] = {
     "nofile": click.INT,
@@ -135,10 +132,15 @@ def _env_files(
     "-d",
     "--detach",
     is_flag=True,
+    allow_from_autoenv=False,
     help="Leave it to a running broker: print its number, and end. See logs, attach, "
     "wait, kill.",
 )
-@click.option("--name", help="With --detach: a name beside its number.")
+@click.option(
+    "--name",
+    allow_from_autoenv=False,
+    help="With --detach: a name beside its number.",
+)
 @click.option(
     "--ttl",
     type=words.SECONDS,
@@ -205,16 +207,17 @@ def _guarded(work: Callable[[], Report]) -> Report:
     try:
         return work()
     except stdio.ReaderGone:
-        return words.SIGNALLED + words.SIGPIPE, {"cause": "reader-gone"}
+        return exit_codes.READER_GONE, {"cause": "reader-gone"}
     except KeyboardInterrupt:  # before there was a child to interrupt
-        return words.SIGNALLED + words.SIGINT, {"cause": "interrupted"}
+        return exit_codes.INTERRUPTED, {"cause": "interrupted"}
     except EngineError as error:
-        return _code_of_failure(error), {"error": error.code, "message": str(error)}
-    except OSError as error:  # our stdout is on a full disk, for one
-        return words.ENGINE_TROUBLE, {
-            "error": "system",
-            "message": error.strerror or str(error),
+        return exit_codes.of_failure(error), {
+            "error": error.code,
+            "message": str(error),
         }
+    except OSError as error:  # our stdout is on a full disk, for one
+        told = {"error": "system", "message": words.sentence(error)}
+        return exit_codes.ENGINE_TROUBLE, told
 
 
 def _join(
@@ -228,7 +231,7 @@ def _join(
     report = {**dataclasses.asdict(status), "written": ended.written}
     if status.returncode is None:
         report["message"] = f"nobody knows how the command ended: {status.cause}"
-    return words.exit_code(status), report
+    return exit_codes.of_status(status), report
 
 
 def _detach(
@@ -258,10 +261,3 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
     extra = {**agent, **given.pop("env_file"), **given.pop("env")}
     limits = actors.Limits(**given.pop("limits"))
     return {**given, "extra_env": extra, "limits": limits}
-
-
-def _code_of_failure(error: "EngineError") -> int:
-    if getattr(error, "step", None) != "exec":
-        return words.ENGINE_TROUBLE
-    missing = isinstance(error, OSError) and error.errno == errno.ENOENT
-    return words.NOT_FOUND if missing else words.NOT_EXECUTABLE

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     help="For programs: rows, cols, lines, cursor ([row, column] from 0), title, "
     "missed (bytes of its output that are not kept any more).",
 )
-@click.option("--svg", metavar="FILE", help="Draw it into FILE, with its colours.")
+@click.option(
+    "--svg",
+    metavar="FILE",
+    allow_from_autoenv=False,
+    help="Draw it into FILE, with its colours.",
+)
 @words.BROKER
 @click.argument("session", metavar="ID")
 def screen(
@@ -38,7 +43,7 @@ def screen(
             _draw(shown, svg)
             return
     except ModuleNotFoundError as missing:
-        raise click.ClickException(str(missing)) from missing
+        raise words.Trouble(str(missing)) from missing
     if not as_json:
         words.tell(shown.text)
         return

@@ -55,7 +55,11 @@ def serve(
     that it lives, if WatchdogSec asks.
     """
     from actors import embedded  # noqa: PLC0415 - see the package's docstring
+    from broker.__main__ import LONGEST_GRACE  # noqa: PLC0415
 
+    if grace is not None and grace > LONGEST_GRACE:
+        longest = f"it is at most {LONGEST_GRACE:g} seconds"
+        raise click.BadParameter(longest, param_hint="'--grace'")
     command = [sys.executable, "-P", "-m", "broker"]
     if endpoint is not None:
         command += ["--endpoint", endpoint]

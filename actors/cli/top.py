@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from actors import exit_codes
 from actors.cli import words
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _shown(*, as_json: bool) -> Iterator[Callable[[Round], None]]:
 
 
 def _end(number: int, _: object) -> None:
-    sys.exit(words.SIGNALLED + number)
+    sys.exit(exit_codes.SIGNALLED + number)
 
 
 def _live() -> Any:

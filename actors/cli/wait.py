@@ -5,6 +5,7 @@ import sys
 
 import click
 
+from actors import exit_codes
 from actors.cli import words
 
 
@@ -36,8 +37,8 @@ def wait(
         status = words.finish(operating.wait(broker, session, timeout))
     except TimedOut:
         click.echo(f"creche: {session} still runs", err=True)
-        sys.exit(words.TIMED_OUT)
-    code = words.exit_code(status)
+        sys.exit(exit_codes.TIMED_OUT)
+    code = exit_codes.of_status(status)
     if as_json:
         words.tell(json.dumps({"exit_code": code, **dataclasses.asdict(status)}))
     sys.exit(code)

@@ -1,12 +1,11 @@
-"""What the verbs share: values people write, exit codes, and how to say things."""
+"""What the verbs share: values people write, and how to say things."""
 
-import errno
 import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -15,21 +14,9 @@ if TYPE_CHECKING:
 
 import click
 
-T = TypeVar("T")
+from actors import exit_codes
 
-TROUBLE: Final = 1
-"""Exit code of a verb that could not do what was asked."""
-USAGE: Final = 2
-"""Exit code of a mistake in the words given, as click and most commands have it."""
-TIMED_OUT: Final = 124
-"""Exit code, like the following ones a custom of timeout(1), env(1) and shells."""
-ENGINE_TROUBLE: Final = 125
-NOT_EXECUTABLE: Final = 126
-NOT_FOUND: Final = 127
-SIGNALLED: Final = 128
-"""Exit code of a command that died of signal N, less N."""
-SIGINT: Final = 2
-SIGPIPE: Final = 13
+T = TypeVar("T")
 
 _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -97,31 +84,41 @@ BROKER: Final = click.option(
 AS_JSON: Final = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 
+class Trouble(click.ClickException):
+    """What could not be done, in one sentence."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Say it as all other trouble is said."""
+        click.echo(f"creche: {self.format_message()}", file=file, err=True)
+
+
 class Verb(click.Command):
     """A command whose trouble is one sentence, and which Ctrl-C ends quietly."""
 
-    trouble = TROUBLE
+    trouble = exit_codes.TROUBLE
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it; end with 1 and a sentence for what could not be done."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            sys.exit(SIGNALLED + SIGINT)
+            sys.exit(exit_codes.INTERRUPTED)
+        except BrokenPipeError:
+            raise  # click ends quietly with the reader
         except Exception as error:
             if _reader_gone(error):
-                sys.exit(SIGNALLED + SIGPIPE)
-            sentence = _sentence(error)
-            if sentence is None:
+                sys.exit(exit_codes.READER_GONE)
+            told = sentence(error)
+            if told is None:
                 raise
-            click.echo(f"creche: {sentence}", err=True)
+            click.echo(f"creche: {told}", err=True)
             sys.exit(self.trouble)
 
 
 class ChildVerb(Verb):
     """A command that ends with a child's exit code: its own trouble is 125."""
 
-    trouble = ENGINE_TROUBLE
+    trouble = exit_codes.ENGINE_TROUBLE
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Parse the words given; a mistake in them is trouble as well."""
@@ -155,13 +152,13 @@ def _reader_gone(error: Exception) -> bool:
     return isinstance(error, ReaderGone)
 
 
-def _sentence(error: Exception) -> str | None:
+def sentence(error: Exception) -> str | None:
     """Return what to tell of an error; None: it is a mistake of this program."""
     from broker.errors import EngineError  # noqa: PLC0415 - see the package's docstring
 
     if isinstance(error, EngineError):
         return str(error)
-    if isinstance(error, OSError) and error.errno != errno.EPIPE:
+    if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}"
     return None
@@ -172,15 +169,6 @@ def broker(endpoint: str | None) -> str:
     from broker import auth  # noqa: PLC0415 - see the package's docstring
 
     return endpoint or auth.usual_endpoint(os.environ, os.geteuid())
-
-
-def exit_code(status: "ExitStatus") -> int:
-    """Return the exit code that stands for a child's end."""
-    if status.cause == "timeout":
-        return TIMED_OUT
-    if status.signal is not None:
-        return SIGNALLED + status.signal
-    return ENGINE_TROUBLE if status.code is None else status.code
 
 
 def end(status: "ExitStatus") -> str:
@@ -240,7 +228,7 @@ def tell(text: str) -> None:
     """Write a line to stdout.
 
     Raises:
-        ClickException: that was refused, by a full disk for one.
+        Trouble: that was refused, by a full disk for one.
     """
     try:
         click.echo(text)
@@ -249,4 +237,4 @@ def tell(text: str) -> None:
     except OSError as refused:
         # What is left in the buffer would be refused again at our end, with code 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise click.ClickException(f"stdout: {refused.strerror}") from refused
+        raise Trouble(f"stdout: {refused.strerror}") from refused

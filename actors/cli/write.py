@@ -29,7 +29,9 @@ def _keys(
     "PageDown, F1 to F12, or a character. Of a session with pipes, C-c interrupts it, "
     "C-\\ quits it, C-d ends its input, and Enter is a newline.",
 )
-@click.option("--eof", is_flag=True, help="Close its stdin at last.")
+@click.option(
+    "--eof", is_flag=True, allow_from_autoenv=False, help="Close its stdin at last."
+)
 @words.BROKER
 @click.argument("session", metavar="ID")
 @click.argument("data", required=False)

@@ -34,8 +34,6 @@ from actors.console import foreground, operating, stdio, terminal
 from actors.console.keys import Detacher
 from actors.console.replay import unasking
 
-DETACH_KEYS: Final = "C-p C-q"
-"""What detaches unless told otherwise, as from a container."""
 _INTERRUPT: Final = b"\x03"
 _LOCK: Final = "@hhqqi"
 """The layout of struct flock."""

@@ -6,6 +6,8 @@ A key is written as people write it: `C-c`, `ctrl-c` or `^C`, `M-x`, `Enter`, `U
 
 from typing import Final
 
+DETACH_KEYS: Final = "C-p C-q"
+"""What detaches unless told otherwise, as from a container."""
 _NAMED: Final = {
     "enter": b"\r",
     "tab": b"\t",

@@ -37,17 +37,25 @@ async def operating(
 
     Raises:
         BrokerLost: there is no broker.
+        InvalidRequest: the endpoint is none, or its directory is refused.
     """
     engine = actors.Engine(endpoint, owner_key=OWNER, operator=True, settings=settings)
     try:
         await engine.__aenter__()
     except (actors.BrokerLost, actors.InvalidRequest) as error:
+        if isinstance(error, actors.InvalidRequest) and not _of_absence(error):
+            raise
         absent = f"no broker answers at {endpoint}: start one by `creche serve`"
         raise actors.BrokerLost(absent) from error
     try:
         yield engine
     finally:
         await engine.aclose()
+
+
+def _of_absence(error: actors.InvalidRequest) -> bool:
+    """Return whether an endpoint was refused because no broker has been there."""
+    return isinstance(error.__context__, FileNotFoundError)
 
 
 async def find(engine: actors.Engine, word: str) -> int:
@@ -261,11 +269,15 @@ async def screen(endpoint: str, word: str) -> actors.Screen:
         child = await visit(engine, word)
         size = (await child.snapshot()).tty
         if size is None:
-            raise actors.NotATerminal
+            raise _without_terminal(child)
         shown = actors.Screen(size)
         for event in await kept(child):
             shown.feed(event)
         return shown
+
+
+def _without_terminal(child: actors.Child) -> actors.NotATerminal:
+    return actors.NotATerminal(f"session {child.id} has no terminal")
 
 
 async def kept(child: actors.Child) -> list[actors.Chunk | actors.Gap]:
@@ -300,13 +312,25 @@ async def wait(endpoint: str, word: str, timeout: float | None) -> actors.ExitSt
 
 
 async def resize(endpoint: str, word: str, rows: int, cols: int) -> None:
-    """Give a session's terminal another size."""
+    """Give a session's terminal another size.
+
+    Raises:
+        NotATerminal: it has none.
+    """
     async with operating(endpoint) as engine:
-        await (await visit(engine, word)).resize(rows, cols)
+        child = await visit(engine, word)
+        if not child.tty:
+            raise _without_terminal(child)
+        await child.resize(rows, cols)
 
 
 Killed = tuple[str, actors.KillReceipt | actors.EngineError]
 """A session as it was addressed, and what became of it."""
+_UNREACHABLE: Final = (
+    actors.SessionNotFound,
+    actors.WorkerLost,
+    actors.InvalidRequest,
+)
 
 
 async def kill(
@@ -331,9 +355,20 @@ async def kill(
         if everything or scope is not None:
             found = await engine.children(None if everything else scope)
             named += [str(session.id) for session in found]
-        unique = list(dict.fromkeys(named))
-        ends = (_kill(engine, word, grace) for word in unique)
-        return list(zip(unique, await asyncio.gather(*ends), strict=True))
+        unique: dict[str, str] = {}
+        for word in dict.fromkeys(named):
+            unique.setdefault(await _numbered(engine, word), word)
+        ends = (_kill(engine, meant, grace) for meant in unique)
+        answers = await asyncio.gather(*ends)
+        return list(zip(unique.values(), answers, strict=True))
+
+
+async def _numbered(engine: actors.Engine, word: str) -> str:
+    """Return a session's number; of a word that means none, the word."""
+    try:
+        return str(await find(engine, word))
+    except _UNREACHABLE:
+        return word
 
 
 async def _kill(
@@ -342,7 +377,7 @@ async def _kill(
     try:
         child = await visit(engine, word)
         return await (child.kill() if grace is None else child.terminate(grace))
-    except (actors.SessionNotFound, actors.WorkerLost, actors.InvalidRequest) as error:
+    except _UNREACHABLE as error:
         return error
 
 

@@ -108,6 +108,7 @@ def test_the_manual_is_what_the_commands_say() -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
+    assert "\\b" not in page.with_suffix(".md").read_text()
 
 
 def test_its_version_is_the_packages() -> None:
@@ -225,7 +226,7 @@ def test_a_limit_that_is_none_is_told(limit: str, said: str) -> None:
     assert said in done.stderr.decode()
 
 
-def test_each_option_is_a_variable_too() -> None:
+def test_an_option_that_is_a_habit_is_a_variable_too() -> None:
     done = creche("run", "sleep", "99", env={"CRECHE_RUN_TIMEOUT": "100ms"})
     assert done.returncode == 124
 
@@ -242,10 +243,16 @@ def test_a_refused_runtime_directory_is_a_sentence(verb: str, tmp_path: Path) ->
 def test_a_variable_has_the_name_of_its_flag() -> None:
     done = creche("run", "sleep", "99", env={"CRECHE_RUN_TIMEOUT": "soon"})
     assert b"'soon'" in done.stderr
-    options = {"CRECHE_RUN_ENV": "A=b", "CRECHE_RUN_JSON": "1"}
-    done = creche("run", "sh", "-c", "echo $A", env=options)
-    assert done.stdout == b"b\n"
+    options = {"CRECHE_RUN_AGENT_ENV": "1", "CRECHE_RUN_JSON": "1"}
+    done = creche("run", "sh", "-c", "echo $TERM", env=options)
+    assert done.stdout == b"dumb\n"
     assert json.loads(done.stderr)["exit_code"] == 0
+
+
+def test_what_is_meant_for_one_call_or_may_be_repeated_is_no_variable() -> None:
+    once = {"CRECHE_RUN_DETACH": "1", "CRECHE_RUN_NAME": "x", "CRECHE_RUN_ENV": "A=b"}
+    done = creche("run", "sh", "-c", "echo here $A", env=once)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"here\n", b"")
 
 
 def test_json_tells_how_it_ended() -> None:
@@ -342,8 +349,8 @@ def test_closed_streams_are_as_good_as_dev_null(closed: str) -> None:
     ("words", "code", "said"),
     [
         (("run", "echo", "x"), 125, b"creche: No space left on device\n"),
-        (("doctor",), 1, b"Error: stdout: No space left on device\n"),
-        (("doctor", "--json"), 1, b"Error: stdout: No space left on device\n"),
+        (("doctor",), 1, b"creche: stdout: No space left on device\n"),
+        (("doctor", "--json"), 1, b"creche: stdout: No space left on device\n"),
     ],
 )
 def test_a_full_disk_is_told_without_a_traceback(
@@ -550,6 +557,13 @@ def test_a_shared_broker_tells_a_descriptor(tmp_path: Path) -> None:
         assert server.stdout.readline() == f"{endpoint}\n".encode()
         server.terminate()
         assert end_of(server) == 0
+
+
+def test_a_grace_that_is_too_long_is_told_as_a_mistake_in_the_words() -> None:
+    done = creche("serve", "--grace", "2h")
+    assert done.returncode == 2
+    assert b"creche serve" in done.stderr
+    assert b"'--grace'" in done.stderr
 
 
 def test_a_descriptor_that_is_not_open_is_refused(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def creche(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
     plain: dict[str, Any] = {} if "input" in options else {"stdin": subprocess.DEVNULL}
     return subprocess.run(
         [*CRECHE, *words],
-        env=embedded.environment(),
+        env=embedded.environment() | options.pop("env", {}),
         capture_output=True,
         timeout=PATIENCE,
         check=False,
@@ -270,7 +270,10 @@ def test_a_terminal_is_typed_into_resized_and_looked_at(broker: str) -> None:
     facts = json.loads(said("screen", "--json", number))
     assert (facts["rows"], facts["cols"], facts["missed"]) == (5, 40, 0)
     assert facts["cursor"] == [4, 2]
-    assert "no terminal" in refused("screen", left("--", "sleep", "99"))
+    plain = left("--", "sleep", "99")
+    none = f"creche: session {plain} has no terminal"
+    assert refused("screen", plain) == refused("resize", plain, "5", "40") == none
+    assert "'pipe'" not in refused("write", plain, "x")
 
 
 def test_a_picture_of_a_terminal_has_its_text_and_colours(
@@ -334,6 +337,19 @@ def test_a_kill_may_be_of_a_scope_or_of_all(broker: str) -> None:
     assert creche("kill").returncode == 2
 
 
+def test_a_variable_kills_nothing(broker: str) -> None:
+    one, other = left("--", "sleep", "99"), left("--", "sleep", "99")
+    wide = {"CRECHE_KILL_ALL": "1", "CRECHE_KILL_SCOPE": ""}
+    done = creche("kill", one, env=wide)
+    assert done.stdout.decode() == f"{one}: 1 process ended\n"
+    assert said("kill", other) == f"{other}: 1 process ended\n"
+
+
+def test_a_kill_ends_a_session_once_whatever_it_is_called(broker: str) -> None:
+    number = left("--name", "x", "--", "sleep", "99")
+    assert said("kill", "x", number, "x") == "x: 1 process ended\n"
+
+
 def test_a_kill_with_grace_asks_first(broker: str) -> None:
     number = left("--", "sh", "-c", "trap 'echo bye; exit 4' TERM; echo up; read x")
     polite = left("--interactive", "--", "sh", "-c", POLITE)
@@ -390,6 +406,40 @@ def test_without_a_broker_one_sentence_says_so(verb: str) -> None:
     code = 125 if verb in ("attach", "wait") else 1
     words = () if verb == "ps" else ("1000",)
     assert "creche serve" in refused(verb, *words, code=code)
+
+
+def test_what_is_wrong_with_an_endpoint_is_told(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    assert "0755" in refused("ps", "--endpoint", f"ipc://{tmp_path}/broker.sock")
+    assert "ABSOLUTE" in refused("ps", "--endpoint", "broker.sock")
+    tmp_path.chmod(0o700)
+    for place in ("", "/absent", "/absent/too"):
+        endpoint = f"ipc://{tmp_path}{place}/broker.sock"
+        assert "creche serve" in refused("ps", "--endpoint", endpoint)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"), [("pyte", ()), ("rich", ("--svg", "/dev/null"))]
+)
+def test_without_an_extra_it_says_what_to_install(
+    broker: str, module: str, words: tuple[str, ...]
+) -> None:
+    number = left("-t", "--", "true")
+    creche("wait", number)
+    code = (
+        f"import sys; sys.modules[{module!r}] = None\n"
+        "from actors.cli import main; main(sys.argv[1:], 'creche')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "screen", *words, number],
+        env=embedded.environment(),
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"creche: ")
+    assert b"install the extra" in done.stderr
 
 
 # -- top ----------------------------------------------------------------------------

@@ -586,6 +586,7 @@ def test_without_the_sdk_it_says_what_to_install() -> None:
         check=False,
     )
     assert done.returncode == 1
+    assert done.stderr.startswith(b"creche: ")
     assert b"pip install 'creche[mcp]'" in done.stderr
     assert b"Traceback" not in done.stderr
 
@@ -600,5 +601,5 @@ def test_without_an_engine_it_says_why() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert b"endpoint" in done.stderr
+    assert done.stderr.startswith(b"creche: endpoint")
     assert b"Traceback" not in done.stderr

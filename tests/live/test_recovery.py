@@ -14,11 +14,21 @@ from typing import Any
 import pytest
 
 import actors
-from actors import rehearsal, session
+from actors import embedded, rehearsal, session
 from actors.launch import Launch
 from actors.process import Process
 from broker import journal, tree
-from tests.helpers import FOREVER, alive, end, eventually, gone, python, tag, tagged
+from tests.helpers import (
+    FOREVER,
+    NOT_BLOCKED,
+    alive,
+    end,
+    eventually,
+    gone,
+    python,
+    tag,
+    tagged,
+)
 from tests.parts import PRELUDE, ROOT, Parts, Program, client, daemons, running, serving
 
 pytestmark = pytest.mark.live
@@ -371,6 +381,35 @@ async def test_s51_a_record_that_says_nothing_certain_is_kept_and_told(
         (finding,) = (await recovered()).trees
         assert finding.kind == "killed"
         assert tagged(word) == []
+
+
+def test_the_command_ends_with_1_while_something_is_left(
+    tmp_path: Path, runtime_dir: Path
+) -> None:
+    word = tag()
+    with crashing(tmp_path, daemons(word)) as crashed:
+        marked(word, 4)
+        crashed.crash()
+        ((path, _),) = records(runtime_dir).items()
+        text = path.read_bytes()
+        path.write_bytes(text[:40])
+        for as_json in ([], ["--json"]):
+            told = recovering(*as_json)
+            assert (told.returncode, b"unknown" in told.stdout) == (1, True)
+        path.write_bytes(text)
+        told = recovering()
+        assert (told.returncode, told.stdout[:6]) == (0, b"killed")
+        assert tagged(word) == []
+
+
+def recovering(*words: str) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run(
+        [sys.executable, "-m", "actors", "recover", *words],
+        env=embedded.environment(),
+        capture_output=True,
+        timeout=2 * NOT_BLOCKED,
+        check=False,
+    )
 
 
 LEAVES = """

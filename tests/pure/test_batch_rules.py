@@ -46,7 +46,7 @@ def failed(failure: str = "cannot execute 'x'", code: int = 127) -> Outcome:
             124,
             "timeout",
         ),
-        (ended(None, 15, cause="limit"), "limit", (-1, 15), 125, "limit"),
+        (ended(None, 15, cause="limit"), "limit", (-1, 15), 143, "limit"),
         (ended(None, cause="worker-lost"), "worker-lost", (-1, 15), 125, "worker-lost"),
         (failed(), "failed", (127, 0), 127, "cannot execute 'x'"),
     ],
