@@ -20,7 +20,7 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from actors.scratch import clear
 from broker import journal
@@ -68,9 +68,10 @@ class ServiceRecord:
         try:
             values = json.loads(text)
             record = cls(**values)
-            return replace(record, stop=tuple(record.stop), marks=tuple(record.marks))
+            record = replace(record, stop=tuple(record.stop), marks=tuple(record.marks))
         except (ValueError, TypeError):
             return None
+        return record if _sound(values) else None
 
     def to_text(self) -> bytes:
         """Return the record that says this."""
@@ -83,6 +84,21 @@ class ServiceRecord:
     def now(self) -> bool:
         """Whether it was written in this life of the machine."""
         return self.boot.encode() == journal.here()[0]
+
+
+def _sound(values: dict[str, Any]) -> bool:
+    """Return whether each field is what it should be: others may have written it."""
+    names = ("name", "owner", "directory", "document", "boot")
+    texts = [values[name] for name in names]
+    texts += [*values["stop"], *values["marks"]]
+    environment = values["environment"]
+    if not isinstance(environment, dict):
+        return False
+    return (
+        all(isinstance(text, str) for text in (*texts, *environment.values()))
+        and isinstance(values["namespace"], int)
+        and isinstance(values.get("stopped", False), bool)
+    )
 
 
 class ServiceFiles:
@@ -143,12 +159,17 @@ class ServiceFiles:
 
     def read(self) -> bytes | None:
         """Return the record; None if there is none: nothing has run."""
+        # Never wait, as a fifo at its place would have us do.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            fd = os.open(RECORD, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory.fd)
+            fd = os.open(RECORD, flags, dir_fd=self._directory.fd)
         except FileNotFoundError:
             return None
-        with os.fdopen(fd, "rb") as file:
-            return file.read()
+        try:
+            pieces = iter(lambda: os.read(fd, 65536), b"")
+            return b"".join(pieces)
+        finally:
+            os.close(fd)
 
     def remove(self) -> None:
         """Remove all of it; nothing may run any more that uses it.

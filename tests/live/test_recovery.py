@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -383,6 +384,26 @@ async def test_s51_a_record_that_says_nothing_certain_is_kept_and_told(
         assert tagged(word) == []
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, partial(os.symlink, "/none")])
+async def test_s51_what_is_no_record_is_told_and_holds_nothing_up(
+    make: Callable[[Path], None], tmp_path: Path, runtime_dir: Path
+) -> None:
+    word = tag()
+    with crashing(tmp_path, daemons(word)) as crashed:
+        marked(word, 4)
+        crashed.crash()
+        ((path, _),) = records(runtime_dir).items()
+        aside = path.rename(tmp_path / "record")
+        make(path)
+        (finding,) = (await recovered()).trees
+        assert (finding.kind, finding.record) == ("unknown", str(path))
+        path.rmdir() if path.is_dir() else path.unlink()
+        aside.rename(path)
+        (finding,) = (await recovered()).trees
+        assert finding.kind == "killed"
+        assert tagged(word) == []
+
+
 def test_the_command_ends_with_1_while_something_is_left(
     tmp_path: Path, runtime_dir: Path
 ) -> None:
@@ -620,6 +641,30 @@ async def test_s51_a_stop_command_that_fails_in_recovery_is_told_and_over(
         assert found.kind == "failed"
         assert "code 5" in found.reason
         assert list((runtime_dir / "creche" / "services").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "field", ["marks", "document", "boot", "environment", "namespace", "stopped"]
+)
+async def test_s51_a_wrong_record_of_a_service_is_kept_and_told(
+    field: str, tmp_path: Path, runtime_dir: Path
+) -> None:
+    word = tag()
+    with served(tmp_path, word) as crashed:
+        kill_client(crashed)
+        (record,) = (runtime_dir / "creche" / "services").glob("run-*/record")
+        text = record.read_bytes()
+        record.write_bytes(json.dumps(json.loads(text) | {field: [1]}).encode())
+        (found,) = (await recovered()).services
+        assert (found.kind, found.record) == ("unknown", str(record.parent))
+        record.unlink()
+        os.mkfifo(record)
+        (found,) = (await recovered()).services
+        assert found.kind == "unknown"
+        record.unlink()
+        record.write_bytes(text)
+        (found,) = (await recovered()).services
+        assert found.kind == "stopped"
 
 
 async def test_s51_a_torn_record_of_a_service_is_kept_and_told(

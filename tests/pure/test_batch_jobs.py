@@ -197,8 +197,8 @@ def test_what_is_done_keeps_its_number() -> None:
     [
         (["echo {2}", ":::", "a"], "{2}: lists behind ::: are 1"),
         (["echo {0}", ":::", "a"], "{0}: lists behind ::: are 1"),
-        (["echo", "::::", "file"], "::::: is not known"),
-        (["echo", ":::+", "a"], ":::+: is not known"),
+        (["echo", "::::", "file"], "'::::' is not known"),
+        (["echo", ":::+", "a"], "':::+' is not known"),
     ],
 )
 def test_a_template_that_cannot_be_filled_is_refused(
