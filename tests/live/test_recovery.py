@@ -68,7 +68,10 @@ def records(runtime_dir: Path) -> dict[Path, journal.Entry]:
     found = {}
     for path in (runtime_dir / "creche" / "journal").glob("run-*/w*"):
         with suppress(FileNotFoundError):
-            entry = journal.parse(path.read_bytes())
+            text = path.read_bytes()
+            if not text:
+                continue  # its worker is just beginning
+            entry = journal.parse(text)
             assert entry is not None
             if entry.session:
                 found[path] = entry
