@@ -1409,6 +1409,7 @@ def test_s46_a_poll_or_read_that_is_asked_again_is_answered_once() -> None:
     for _ in range(2):
         child.poll(ONE)
         child.read(TWO)
+    assert child.outlet.pending
     assert child.outlet.clients == {1, 2}
     child.close()
     said = child.serve()
