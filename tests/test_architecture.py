@@ -3,6 +3,7 @@
 import ast
 import inspect
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from broker import opening, pool
 
 ACTORS = Path(actors.__file__).parent
 BROKER = Path(broker.__file__).parent
+TOP = Path(__file__).resolve().parent.parent
 SOURCES = sorted([*ACTORS.rglob("*.py"), *BROKER.rglob("*.py")])
 SIGNALLERS = {"os.kill", "os.killpg", "signal.pidfd_send_signal"}
 HEAVY = {"asyncio", "multiprocess", "psutil", "threading", "zmq"}
@@ -159,3 +161,9 @@ def test_every_module_says_what_it_is_for(source: Path) -> None:
 def test_import_roots_are_directories_named_once() -> None:
     assert len(roots()) == len(set(roots()))
     assert all(os.path.isdir(root) for root in roots())
+
+
+def test_the_modules_that_are_to_be_covered_whole_are_there() -> None:
+    line = re.search(r"^modules = (.+)$", (TOP / "tox.ini").read_text(), re.MULTILINE)
+    assert line is not None
+    assert [path for path in line[1].split(",") if not (TOP / path).is_file()] == []
