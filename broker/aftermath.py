@@ -12,10 +12,12 @@ whose tree is proven gone::
     in doubt, torn, of another namespace of pids ──────────▶ `unknown`
 
 What stays is looked at again by the next sweep. Two sweeps of one directory never meet:
-each has it locked. Nobody here is our child: whoever is killed is reaped by its
+each has it locked. But the dead engine's pool may still be about to end, and remove
+records and cgroups of its workers just now: what is gone needs nothing more. Nobody here is our child: whoever is killed is reaped by its
 parent, and one that only waits for that counts as gone.
 """
 
+import errno
 import os
 import select
 import signal
@@ -117,9 +119,17 @@ class _Case:
 
     def look(self, processes: dict[int, Process], lineage: set[int]) -> None:
         """Find out who belongs to it now."""
+        self.kin = self.kinship.look(processes, self._inside(), lineage)
+
+    def _inside(self) -> list[int]:
+        """Return who is in the cgroup of its worker."""
         group = self.group()
-        inside = [] if group is None else group.pids()
-        self.kin = self.kinship.look(processes, inside, lineage)
+        try:
+            return [] if group is None else group.pids()
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENODEV):
+                return []  # it went meanwhile, as nobody was in it
+            raise
 
     def kill(self) -> None:
         """Send SIGKILL to all of them, by the kernel's list as well if there is one."""
@@ -150,21 +160,34 @@ class _Case:
             with suppress(OSError):  # a member waits to be reaped: the next engine does
                 group.remove()
                 os.rmdir(os.path.dirname(group.path))
-        os.unlink(self.path)
+        _remove(self.path)
+
+
+def _remove(path: str) -> None:
+    """Remove a record; its pool may have done so."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _records(directory: RunDirectory) -> Iterable[tuple[str, bytes]]:
     for name in sorted(os.listdir(directory.fd)):
-        if name.startswith("w"):
-            path = os.path.join(os.fsdecode(directory.location), name)
-            yield path, _text(name, directory.fd)
+        if not name.startswith("w"):
+            continue
+        text = _text(name, directory.fd)
+        if text is not None:
+            yield os.path.join(os.fsdecode(directory.location), name), text
 
 
-def _text(name: str, directory: int) -> bytes:
-    """Return what a record says; never wait, as a fifo there would have us do."""
+def _text(name: str, directory: int) -> bytes | None:
+    """Return what a record says, None when it is gone.
+
+    Never wait, as a fifo there would have us do.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(name, flags, dir_fd=directory)
+    except FileNotFoundError:
+        return None
     except OSError:  # a link, or not ours to read
         return NO_RECORD
     try:
@@ -180,7 +203,7 @@ def _settle(records: list[tuple[str, bytes]]) -> list[Finding]:
     for path, text in records:
         entry = journal.parse(text)
         if not text or (entry is not None and entry.boot != boot):
-            os.unlink(path)  # no child of it can have run, or be running
+            _remove(path)  # no child of it can have run, or be running
         elif entry is None:
             findings.append(Finding("unknown", 0, (), "the record is torn", path))
         elif entry.namespace != space:

@@ -399,6 +399,11 @@ def _remove_directory(fd: int, location: bytes) -> None:
     above = os.open(b"..", _DIRECTORY, dir_fd=fd)
     try:
         os.rmdir(os.path.basename(location), dir_fd=above)
+    except OSError as error:
+        if (
+            error.errno != errno.ENOTEMPTY
+        ):  # a worker that began as all ended wrote here
+            raise
     finally:
         os.close(above)
 

@@ -186,9 +186,13 @@ class Journal:
 
         If the supervisor is dead, another engine may do the same just now.
         """
-        with suppress(FileNotFoundError):
-            for name in os.listdir(self._directory):
-                if name.startswith("w"):
+        try:
+            names = os.listdir(self._directory)
+        except FileNotFoundError:
+            return
+        for name in names:
+            if name.startswith("w"):
+                with suppress(FileNotFoundError):
                     os.unlink(f"{self._directory}/{name}")
 
     def _path(self, worker: int) -> str:

@@ -18,7 +18,7 @@ import actors
 from actors import embedded, rehearsal, session
 from actors.launch import Launch
 from actors.process import Process
-from broker import journal, tree
+from broker import aftermath, journal, tree
 from tests.helpers import (
     FOREVER,
     NOT_BLOCKED,
@@ -385,6 +385,33 @@ async def test_s51_a_record_that_says_nothing_certain_is_kept_and_told(
         (finding,) = (await recovered()).trees
         assert finding.kind == "killed"
         assert tagged(word) == []
+
+
+@pytest.mark.parametrize("moment", ["listed", "read"])
+async def test_s51_a_record_that_its_pool_removes_meanwhile_is_over(
+    moment: str, tmp_path: Path, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with crashing(tmp_path, WAITS) as crashed:
+        crashed.crash()
+        ((path, _),) = records(runtime_dir).items()
+        text, look = aftermath._text, aftermath._Case.look
+
+        def listed(name: str, directory: int) -> bytes | None:
+            path.unlink(missing_ok=True)
+            return text(name, directory)
+
+        def looked(case: aftermath._Case, *facts: Any) -> None:
+            look(case, *facts)
+            path.unlink(missing_ok=True)
+
+        if moment == "listed":
+            monkeypatch.setattr(aftermath, "_text", listed)
+        else:
+            monkeypatch.setattr(aftermath._Case, "look", looked)
+        found = (await recovered()).trees
+        assert [finding.kind for finding in found] == ["killed"] * (moment == "read")
+        assert not path.exists()
+        assert leftovers(runtime_dir) == []
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, partial(os.symlink, "/none")])
