@@ -13,8 +13,9 @@ whose tree is proven gone::
 
 What stays is looked at again by the next sweep. Two sweeps of one directory never meet:
 each has it locked. But the dead engine's pool may still be about to end, and remove
-records and cgroups of its workers just now: what is gone needs nothing more. Nobody here is our child: whoever is killed is reaped by its
-parent, and one that only waits for that counts as gone.
+records and cgroups of its workers just now: what is gone needs nothing more. Nobody
+here is our child: whoever is killed is reaped by its parent, and one that only waits
+for that counts as gone.
 """
 
 import errno
