@@ -69,8 +69,11 @@ class Budget:
 
     def __init__(self, limits: Limits, now: float) -> None:
         self.peak: int | None = None
-        watched = ((name, limits.watch(name)) for name in WATCHES)
-        self._left: dict[WatchName, Watch] = {n: w for n, w in watched if w is not None}
+        self._left: dict[WatchName, Watch] = {}
+        for name in WATCHES:
+            watch = limits.watch(name)
+            if watch is not None:
+                self._left[name] = watch
         self._due = now + NEAR
 
     def next_sample(self) -> float | None:

@@ -541,7 +541,7 @@ class Log:
             ValueError: `offset` is negative or beyond what was produced.
         """
         index = _INDEX[stream]
-        produced = self._blocks[-1].end[index]
+        produced = self.produced(stream)
         if not 0 <= offset <= produced:
             raise ValueError(f"offset {offset} is outside {stream}")
         gap_start, gap_stop = (self._point(end)[index] for end in self._hole())
@@ -557,10 +557,16 @@ class Log:
         runs = self._runs(max(stop, end - count), end)
         return b"".join(view for _, view in runs)
 
+    def produced(self, stream: str) -> int:
+        """Say how many bytes of `stream` there have been."""
+        last = self._blocks[-1]
+        index = _INDEX[stream]
+        return last.start[index] + last.path[index][-1]
+
     def stats(self, stream: str) -> Counts:
         """Count the bytes of `stream`."""
         index = _INDEX[stream]
-        produced = self._blocks[-1].end[index]
+        produced = self.produced(stream)
         start, stop = map(self._point, self._hole())
         dropped = stop[index] - start[index]
         return Counts(produced, produced - dropped, dropped)

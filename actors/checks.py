@@ -127,7 +127,7 @@ def each(check: Check) -> Check:
     """Return a check for every item of a sequence."""
 
     def check_each(name: str, value: object) -> None:
-        for item in items(name, value):
+        for item in value if isinstance(value, tuple) else items(name, value):
             check(name, item)
 
     return check_each
@@ -171,6 +171,8 @@ def command(name: str, value: object) -> None:
 def cells(name: str, value: object, width: int, kind: type) -> list[Any]:
     """Return all cells of a table whose rows have `width` cells of one type."""
     table = items(name, value)
+    if not table:
+        return []
     found = [cell for row in table for cell in items(name, row)]
     if any(len(row) != width for row in table):
         raise InvalidRequest(name, f"must hold rows of {width}")
@@ -226,15 +228,15 @@ def path(name: str, value: object) -> None:
 
 def descriptors(name: str, value: object) -> None:
     """Refuse descriptors that a child cannot get."""
-    # 0, 1 and 2 are the child's own streams.
-    _numbers(name, value)
     numbers = items(name, value)
+    for number in numbers:
+        _number(name, number)
     if len(set(numbers)) != len(numbers) or len(numbers) > MAX_FDS:
         raise InvalidRequest(name, f"must be at most {MAX_FDS} different numbers")
 
 
 _words = each(plain_bytes)
-_numbers = each(whole(3, 2**31 - 1))
+_number = whole(3, 2**31 - 1)  # 0, 1 and 2 are the child's own streams
 limit = whole(-1, RLIMIT_MOST)
 cell_count = whole(1, 65535)
 size = whole(1)

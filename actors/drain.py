@@ -100,14 +100,15 @@ class Drain:
             return ()
         return tuple(self._pipes.outputs.values())
 
-    def ready(self, fd: int) -> None:
-        """Read from a descriptor, if it is one of these."""
+    def ready(self, fd: int) -> bool:
+        """Read from a descriptor; return whether it is one of these."""
         before = self._log.end
         for stream, ours in self._pipes.outputs.items():
             if ours == fd:
                 self._read(stream)
-                break
-        self.turn = self._log.end - before
+                self.turn = self._log.end - before
+                return True
+        return False
 
     def _read(self, stream: str) -> None:
         stop = self._log.end + TURN
@@ -153,7 +154,7 @@ class Drain:
             self._check_mark()
         elif count is None and self._targets is not None:
             # Less was in the pipe at the exit than it might have been.
-            self._targets[stream] = self._log.stats(stream).produced
+            self._targets[stream] = self._log.produced(stream)
             self._check_mark()
         return count
 
@@ -208,26 +209,40 @@ class Drain:
         """Note what the pipes hold now that the child has ended."""
         self.cut_off = False
         self._targets = {
-            stream: self._log.stats(stream).produced + self._pipes.waiting(stream)
+            stream: self._log.produced(stream) + self._pipes.waiting(stream)
             for stream in self._pipes.outputs
         }
 
-    def catch_up(self) -> None:
-        """Read what the pipes held at the exit, as far as there is room."""
-        for stream in list(self._pipes.outputs):
-            self._empty(stream)
+    def catch_up(self, *, alone: bool) -> None:
+        """Read what the pipes held at the exit, as far as there is room.
+
+        Args:
+            alone: whether nobody of the tree is left. Then a stream that holds nothing
+                more has nearly always come to its end, which is read at once instead of
+                waited for: 60 us of a worker's turn less.
+        """
+        assert self._targets is not None  # it has exited
+        for stream, target in list(self._targets.items()):
+            self._empty(stream, target - self._log.produced(stream))
+            if alone and stream in self._pipes.outputs:
+                self._read_end(stream)
         self._check_mark()
 
     def abandon(self) -> None:
         """Read what is there, and give up every stream that somebody keeps open."""
         for stream in list(self._pipes.outputs):
-            self._empty(stream)
+            self._empty(stream, self._pipes.waiting(stream))
             if stream in self._pipes.outputs:
                 self._end(stream, Kind.ABANDONED)
 
-    def _empty(self, stream: str) -> None:
-        """Read what is in the pipe now, not what is written meanwhile."""
-        left = self._pipes.waiting(stream)
+    def _read_end(self, stream: str) -> None:
+        """Read once more, for the end of a stream if it is there."""
+        room = self._log.room()
+        if room > 0 and self._read_once(stream, self._log.space()[:room]) == 0:
+            self._end(stream, Kind.EOF)
+
+    def _empty(self, stream: str, left: int) -> None:
+        """Read the bytes that are in the pipe, not what is written meanwhile."""
         while left > 0 and stream in self._pipes.outputs:
             room = min(self._log.room(), left)
             if room <= 0:
@@ -243,9 +258,6 @@ class Drain:
         if self._targets is None or self._progress.exit_mark is not None:
             return
         for stream, target in self._targets.items():
-            if (
-                stream in self._progress.streams
-                and self._log.stats(stream).produced < target
-            ):
+            if stream in self._progress.streams and self._log.produced(stream) < target:
                 return
         self._progress.exit_mark = self._log.end

@@ -69,6 +69,8 @@ class Ending:
 
     def spared(self, pid: int) -> bool:
         """Return whether every kill of a process was refused: it ended by itself."""
+        if not self._sweep.refused:
+            return False
         refused = self._sweep.refused - self._sweep.signalled
         spared = any(identity.pid == pid for identity in refused)
         return spared and not self._spares_nobody

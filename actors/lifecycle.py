@@ -258,9 +258,8 @@ class Lifecycle:
         return self._due
 
     def _find_deadline(self) -> float | None:
-        due = [end for end in self._timers() if end is not None]
-        due += [end for _, end in self._kills]
-        return min(due, default=None)
+        ends = [*self._timers(), *(end for _, end in self._kills)]
+        return min([end for end in ends if end is not None], default=None)
 
     def _timers(self) -> tuple[float | None, ...]:
         when = self._clock.when

@@ -220,7 +220,7 @@ class Outlet:
             InvalidRequest: the offset lies in the future.
         """
         stream = body["stream"]
-        produced = self.log.stats(stream).produced
+        produced = self.log.produced(stream)
         offset = produced if body["offset"] is None else body["offset"]
         if offset > produced:
             raise errors.InvalidRequest("after", f"is beyond the {produced} bytes yet")
@@ -358,8 +358,10 @@ class Outlet:
 
     def refuse_polls(self, error: errors.EngineError) -> None:
         """Answer pending polls and reads with an error."""
-        for ask in [p.ask for p in self.polls] + [r.ask for r in self.reads]:
-            self._refuse(ask, error)
+        for poll in self.polls:
+            self._refuse(poll.ask, error)
+        for read in self.reads:
+            self._refuse(read.ask, error)
         self.polls.clear()
         self.reads.clear()
 
@@ -516,7 +518,7 @@ class Outlet:
         return {"status": self.progress.status.to_wire()}
 
     def _served_read(self, read: Read, now: float) -> bool:
-        produced = self.log.stats(read.stream).produced
+        produced = self.log.produced(read.stream)
         ended = read.stream not in self.progress.streams
         early = self.clock.read(now) < read.ends
         if read.offset >= produced and not ended and early:

@@ -164,20 +164,27 @@ class _Pipes:
 
     def __init__(self) -> None:
         self.theirs: list[int] = []
+        self._nothing: int | None = None
         self.stdin: int | None = None
         self.outputs: dict[str, int] = {}
 
     def open(self, launch: Launch) -> tuple[int, int, int]:
         """Return the child's three descriptors."""
-        null = os.open(os.devnull, os.O_RDWR)
-        self.theirs.append(null)
-        child_in = null if launch.stdin == "null" else self._input()
-        child_out = null if launch.stdout == "null" else self._output("stdout")
+        child_in = self._null() if launch.stdin == "null" else self._input()
+        child_out = self._null() if launch.stdout == "null" else self._output("stdout")
         if launch.stderr == "stdout":
             child_err = child_out
+        elif launch.stderr == "null":
+            child_err = self._null()
         else:
-            child_err = null if launch.stderr == "null" else self._output("stderr")
+            child_err = self._output("stderr")
         return child_in, child_out, child_err
+
+    def _null(self) -> int:
+        if self._nothing is None:
+            self._nothing = os.open(os.devnull, os.O_RDWR)
+            self.theirs.append(self._nothing)
+        return self._nothing
 
     def _input(self) -> int:
         read, self.stdin = os.pipe()

@@ -152,8 +152,8 @@ class Session:
         if fd == self.process.stdin:
             self.stdin.pour(now)
             return
-        self.drain.ready(fd)
-        self._serve()
+        if self.drain.ready(fd):  # else its end was read earlier in this turn
+            self._serve()
 
     def only_reader(self) -> Reader | None:
         """Return the one reader whom a little more output concerns, and nobody else.
@@ -257,7 +257,7 @@ class Session:
         self.process.on_exit()
         self.drain.exited()
         self._exit["leftovers"] = () if empty else leftovers()
-        self.drain.catch_up()
+        self.drain.catch_up(alone=empty)
         event = lifecycle.LeaderExited(
             self._exit["signal"] or 0,
             empty,
@@ -571,7 +571,7 @@ class Session:
     def _serve(self) -> None:
         """Give the readers what they are due, and read on if that made room."""
         self._give()
-        while self.drain.resume():  # which may come to be held again
+        while self.drain.held and self.drain.resume():  # which may be held again
             self._give()
         captured = self.releases_itself and not self.outlet.readers
         if captured and self.progress.closed and not self.released:

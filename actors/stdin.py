@@ -162,6 +162,8 @@ class Stdin:
 
     def close(self) -> None:
         """Close stdin, and tell every writer what went in; harmless to repeat."""
+        if self._pipe.stdin is None and not self._cut:
+            return
         self._pipe.close_stdin()
         cut, self._cut = self._cut, []
         for ask, accepted in cut + self._inbox.close():

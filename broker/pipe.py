@@ -30,7 +30,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 from typing import Final
 
 from broker import wire
@@ -68,11 +68,12 @@ class LegClosed(EOFError):
 class _Frame:
     """What is still to be written of one message, and copies of its descriptors."""
 
-    __slots__ = ("fds", "parts")
+    __slots__ = ("fds", "parts", "size")
 
-    def __init__(self, parts: list[memoryview], fds: tuple[int, ...]) -> None:
+    def __init__(self, parts: list[wire.Payload]) -> None:
         self.parts = parts
-        self.fds = fds
+        self.size = sum(map(len, parts))
+        self.fds: tuple[int, ...] = ()
 
     def close_fds(self) -> None:
         for fd in self.fds:
@@ -162,8 +163,7 @@ class Leg:
     def put(self, message: wire.Message, *, urgent: bool = False) -> None:
         """Queue `message` for `flush`, which writes all of a turn in one call."""
         if not self._lost:
-            lane = _URGENT if urgent else _ORDINARY
-            self._queue(lane, [memoryview(p) for p in _encode(message, 0)], ())
+            self._queue(_URGENT if urgent else _ORDINARY, _encode(message, 0), ())
 
     def flush(self) -> bool:
         """Write queued frames; return True when nothing is left."""
@@ -173,16 +173,21 @@ class Leg:
             written = self._write(parts, frames[0].fds)
             if not written:
                 break
-            self.queued -= written
-            self._wrote(frames, written)
+            if written == self.queued:  # nearly always
+                self._clear()
+            else:
+                self.queued -= written
+                self._wrote(frames, written)
         return not self.queued
 
     def _next_frames(self) -> list[_Frame]:
         """Return what one call can write: descriptors go with a frame of their own."""
-        frames = list(islice(chain(*self._lanes), _GATHERED))
-        if frames[0].fds:
-            return frames[:1]
-        return list(takewhile(lambda frame: not frame.fds, frames))
+        frames: list[_Frame] = []
+        for frame in islice(chain(*self._lanes), _GATHERED):
+            if frame.fds:
+                return frames or [frame]
+            frames.append(frame)
+        return frames
 
     def _wrote(self, frames: list[_Frame], written: int) -> None:
         for frame in frames:
@@ -190,11 +195,11 @@ class Leg:
                 break
             next(filter(None, self._lanes)).popleft()
             frame.close_fds()  # they left with the first byte
-            size = sum(map(len, frame.parts))
-            if written < size:
-                frame.parts = _after(frame.parts, written)
-                self._lanes[_STARTED].append(frame)
-            written = max(0, written - size)
+            gone = min(written, frame.size)
+            written -= gone
+            if gone < frame.size:
+                rest = _Frame(_after(frame.parts, gone))
+                self._lanes[_STARTED].append(rest)
 
     def receive(self) -> Iterator[Incoming]:
         """Read once; yield every message that is now complete.
@@ -255,8 +260,13 @@ class Leg:
             self._drop_queue()
             return 0
 
-    def _queue(self, lane: int, parts: list[memoryview], fds: tuple[int, ...]) -> None:
-        frame = _Frame([_lasting(part) for part in parts], ())
+    def _queue(
+        self, lane: int, parts: list[wire.Payload], fds: tuple[int, ...]
+    ) -> None:
+        for number, part in enumerate(parts):
+            if type(part) is not bytes:
+                parts[number] = _lasting(part)
+        frame = _Frame(parts)
         try:
             for fd in fds:
                 frame.fds += (os.dup(fd),)
@@ -264,14 +274,18 @@ class Leg:
             frame.close_fds()
             raise
         self._lanes[lane].append(frame)
-        self.queued += sum(map(len, frame.parts))
+        self.queued += frame.size
 
     def _drop_queue(self) -> None:
         self._lost = True
+        self._clear()
+
+    def _clear(self) -> None:
         self.queued = 0
         for lane in self._lanes:
-            while lane:
-                lane.popleft().close_fds()
+            for frame in lane:
+                frame.close_fds()
+            lane.clear()
 
     def _take(self, arrived: list[memoryview]) -> None:
         if not self._rest and not self._partial:  # nearly always
@@ -388,8 +402,8 @@ def _prefixed_size(frame: int, fds: int) -> int:
     return _PREFIX.size + frame
 
 
-def _after(parts: Iterable[wire.Payload], written: int) -> list[memoryview]:
-    left = []
+def _after(parts: Iterable[wire.Payload], written: int) -> list[wire.Payload]:
+    left: list[wire.Payload] = []
     for part in parts:
         if written < len(part):
             left.append(memoryview(part)[written:])
@@ -397,9 +411,10 @@ def _after(parts: Iterable[wire.Payload], written: int) -> list[memoryview]:
     return left
 
 
-def _lasting(part: memoryview) -> memoryview:
+def _lasting(part: wire.Payload) -> wire.Payload:
     """Return `part`, or a copy when its memory is not an immutable `bytes`."""
-    return part if type(part.obj) is bytes else memoryview(bytes(part))
+    mutable = not isinstance(part, memoryview) or type(part.obj) is not bytes
+    return bytes(part) if mutable else part
 
 
 def _pack(fds: tuple[int, ...]) -> bytes:

@@ -103,7 +103,7 @@ def test_a_turn_reads_a_few_blocks_of_the_one_stream() -> None:
     assert world.log.stats("stdout").produced == world.growths == READS_A_TURN
     assert world.log.stats("stderr").produced == 0
     assert world.events == [Output()] * READS_A_TURN
-    world.drain.ready(99)
+    assert not world.drain.ready(99)
     assert world.log.end == READS_A_TURN
 
 
@@ -204,7 +204,7 @@ def test_a_budget_that_is_used_up_cuts_the_child_off_until_its_exit() -> None:
     assert world.log.end == 3
     assert world.drain.wanted() == ()
     world.drain.exited()
-    world.drain.catch_up()
+    world.drain.catch_up(alone=False)
     assert world.log.end == 6
 
 
@@ -213,17 +213,55 @@ def test_the_exit_lies_behind_what_the_pipes_held() -> None:
     world.write(b"ab")
     world.write(b"c", stream="stderr")
     world.drain.exited()
-    world.drain.catch_up()
+    world.drain.catch_up(alone=False)
     world.write(b"late")
     world.drain.ready(OUT)
     assert (world.mark(), world.log.end) == (3, 7)
+
+
+def test_once_nobody_is_left_the_ends_are_read_with_what_was_before() -> None:
+    world = World()
+    world.write(b"ab", b"")
+    world.write(b"", stream="stderr")
+    world.drain.exited()
+    world.drain.catch_up(alone=True)
+    assert {end.kind for end in world.progress.ends.values()} == {Kind.EOF}
+    assert world.progress.ends.keys() == set(STREAMS)
+    assert (world.mark(), world.pipes.outputs) == (2, {})
+    assert not world.drain.ready(OUT)
+
+
+def test_a_pipe_that_a_stranger_keeps_open_has_no_end_yet() -> None:
+    world = World()
+    world.write(b"ab")
+    world.drain.exited()
+    world.drain.catch_up(alone=True)
+    assert (world.mark(), world.progress.ends) == (2, {})
+    world.write(b"late", b"")
+    assert world.drain.ready(OUT)
+    assert (world.mark(), world.log.end) == (2, 6)
+    assert world.progress.ends.keys() == {"stdout"}
+
+
+def test_an_end_is_not_looked_for_behind_what_there_is_no_room_for() -> None:
+    world = World(room=2)
+    world.write(b"abcd", b"")
+    world.drain.exited()
+    world.drain.catch_up(alone=True)
+    assert (world.mark(), world.log.end, world.drain.held) == (None, 2, True)
+    world.log.hold(READER, 2)
+    assert world.drain.resume()
+    assert (world.mark(), world.log.end) == (4, 4)
+    world.log.hold(READER, 4)
+    assert world.drain.ready(OUT)
+    assert world.progress.ends.keys() == {"stdout"}
 
 
 def test_an_append_before_the_mark_lies_before_the_exit() -> None:
     world = World(room=2)
     world.write(b"abcd")
     world.drain.exited()
-    world.drain.catch_up()
+    world.drain.catch_up(alone=False)
     assert world.mark() is None
     world.drain.append("stdout", b"!\n")
     world.log.hold(READER, 3)
@@ -245,7 +283,7 @@ def test_an_append_while_the_child_runs_is_output_as_any_other() -> None:
 def test_a_hold_after_the_mark_is_only_let_go() -> None:
     world = World(room=1)
     world.drain.exited()
-    world.drain.catch_up()
+    world.drain.catch_up(alone=False)
     world.write(b"ab")
     world.drain.ready(OUT)
     world.log.hold(READER, 1)
@@ -258,7 +296,7 @@ def test_bytes_that_never_come_do_not_keep_the_exit() -> None:
     world.pipes.phantom = 7
     world.write(b"ab")
     world.drain.exited()
-    world.drain.catch_up()
+    world.drain.catch_up(alone=False)
     assert world.mark() == 2
 
 
@@ -267,7 +305,7 @@ def test_a_stream_that_broke_keeps_no_exit() -> None:
     world.pipes.phantom = 7
     world.write(b"ab", OSError(5, "no luck"))
     world.drain.exited()
-    world.drain.catch_up()
+    world.drain.catch_up(alone=False)
     assert world.mark() == 2
     assert world.progress.ends["stdout"].kind is Kind.BROKEN
 
