@@ -121,6 +121,7 @@ def test_s35_closing_waits_for_nobody_and_tells_what_went_in() -> None:
     world.stdin.write(ONE, b"abcdef", None, 0.0)
     world.stdin.end(0.0)
     world.stdin.end(0.0)
+    world.stdin.close()
     assert world.told == [(ONE, 4, RUNNING)]
     assert world.pipe.stdin is None
 
