@@ -10,7 +10,7 @@ something else gets `ProtocolError`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from actors.facts import (
     BYTES,
@@ -441,7 +441,7 @@ class Snapshot:
         fit(what, [wire[name] for name in cls._SHAPES], list(cls._SHAPES.values()))
         tty, status, metadata = wire["tty"], wire["status"], wire["metadata"]
         fit(what, [*metadata, *metadata.values()], [TEXT] * (2 * len(metadata)))
-        check_word(what, wire["state"], State)
+        check_word(what, wire["state"], get_args(State))
         parts = {
             "argv": tuple(_from_native(what, word) for word in wire["argv"]),
             "cwd": _from_native(what, wire["cwd"]),

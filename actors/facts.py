@@ -6,7 +6,7 @@ Apart from the other `events`, which are the client's: to define their classes t
 
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from actors.buffer import Counts
 from broker.errors import ProtocolError
@@ -32,6 +32,8 @@ Cause = Literal[
     "broker-lost",
     "lost",
 ]
+CAUSES: Final = get_args(Cause)
+
 # --- the wire: which types each place of a list may hold -----------------------------
 
 Shape = tuple[type, ...]
@@ -55,11 +57,11 @@ def fit(what: str, values: list[Any], shapes: list[Shape]) -> list[Any]:
     Raises:
         ProtocolError: They do not fit.
     """
-    # By exact type: to isinstance, True is a number.
-    if len(values) != len(shapes) or not all(
-        type(value) in shape for value, shape in zip(values, shapes, strict=True)
-    ):
+    if len(values) != len(shapes):
         raise ProtocolError(f"malformed {what}")
+    for value, shape in zip(values, shapes, strict=True):
+        if type(value) not in shape:  # to isinstance, True is a number
+            raise ProtocolError(f"malformed {what}")
     return values
 
 
@@ -74,13 +76,13 @@ def listed(what: str, wire: object, *shapes: Shape) -> list[Any]:
     return fit(what, list(wire), list(shapes))
 
 
-def check_word(what: str, value: object, literal: object) -> None:
-    """Refuse what is not one of the words of a Literal.
+def check_word(what: str, value: object, words: tuple[str, ...]) -> None:
+    """Refuse what is not one of some words.
 
     Raises:
         ProtocolError: It is not.
     """
-    if value not in get_args(literal):
+    if value not in words:
         raise ProtocolError(f"malformed {what}: unknown word")
 
 
@@ -233,7 +235,7 @@ class ExitStatus:
         values = listed(what, wire, *ends, ITEMS, *stamps, ITEMS)
         if values[0] is not None and values[1] is not None:
             raise ProtocolError(f"malformed {what}: a code and a signal")
-        check_word(what, values[3], Cause)
+        check_word(what, values[3], CAUSES)
         values[4] = Usage.from_wire(values[4])
         values[9] = tuple(map(Survivor.from_wire, values[9]))
         return cls(*values)

@@ -3,6 +3,7 @@
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, Final, Literal, Self
 
 from actors import checks
@@ -147,6 +148,7 @@ _RLIMITS: Mapping[str, int] = {
     "file_size": resource.RLIMIT_FSIZE,
     "processes": resource.RLIMIT_NPROC,
 }
+_rlimits_of: Final = attrgetter(*_RLIMITS)
 WATCHES: tuple[WatchName, ...] = ("output", "tree_memory", "tree_processes")
 
 Rlimits = tuple[tuple[int, int, int], ...]
@@ -214,13 +216,12 @@ class Limits:
 
     def rlimits(self, ambient: Rlimits) -> Rlimits:
         """Return `ambient` with these limits laid over it."""
-        asked = {name: getattr(self, name) for name in _RLIMITS}
-        if not any(value is not None for value in asked.values()):
+        asked = _rlimits_of(self)
+        if asked.count(None) == len(asked):
             return ambient
         merged = {number: (soft, hard) for number, soft, hard in ambient}
-        for name, value in asked.items():
+        for number, value in zip(_RLIMITS.values(), asked, strict=True):
             if value is not None:
-                number = _RLIMITS[name]
                 _, most = merged.get(number, (-1, -1))
                 merged[number] = (value, _hard_limit(number, value, most))
         return tuple((number, *pair) for number, pair in merged.items())

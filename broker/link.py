@@ -45,6 +45,8 @@ HELLO_TIMEOUT: Final = 10.0
 """Seconds that a client waits for its ticket and its welcome."""
 TICKET: Final = 16
 _NOBLOCK: Final = int(zmq.NOBLOCK)
+_EVENTS: Final = int(zmq.EVENTS)
+_POLLIN: Final = int(zmq.POLLIN)
 
 Listener = Callable[[Message], None]
 Again = Callable[[], None]
@@ -120,6 +122,7 @@ class Link:
         self._socket: zmq.Socket[Any]
         self._send: Callable[[bytes, int], object]
         self._receive: Callable[[int], bytes]
+        self._events: Callable[[int], Any]
         self._fd = -1
         self._renewer: threading.Thread | None = None
         self._stop_renewing = threading.Event()
@@ -189,6 +192,7 @@ class Link:
         self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME)
         self._send = partial(Calls.send, self._socket)
         self._receive = partial(Calls.recv, self._socket)
+        self._events = partial(Calls.get, self._socket)
         path = self._directory.path(self._name)
         self._socket.connect("ipc://" + os.fsdecode(path))
         self._fd = int(self._socket.getsockopt(zmq.FD))
@@ -382,7 +386,9 @@ class Link:
             frame += payload
         if self._unsent or not self._offer(frame):
             self._unsent.append(frame)
-        self._look_soon()
+        # To ask takes 1.4 us; to look without need 3.2, and a turn of the loop.
+        if self._unsent or self._events(_EVENTS) & _POLLIN:
+            self._look_soon()
 
     def ask(
         self,

@@ -221,10 +221,20 @@ def _list_of(check: Check, size: int = MAX_IDS) -> Check:
     )
 
 
+_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
+
+
 def _plain(value: Any, depth: int = 4) -> bool:
-    if type(value) is list:
-        return depth > 0 and all(_plain(item, depth - 1) for item in value)
-    return value is None or type(value) in (bool, int, float, str, bytes)
+    if type(value) is not list:
+        return type(value) in _SCALARS
+    if depth == 0:
+        return False
+    others = set(map(type, value)) - _SCALARS
+    if not others:
+        return True
+    return others == {list} and all(
+        _plain(item, depth - 1) for item in value if type(item) is list
+    )
 
 
 _STREAM = _one_of(*STREAMS)

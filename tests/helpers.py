@@ -74,13 +74,30 @@ def gone(word: str, timeout: float = NOT_BLOCKED) -> None:
     eventually(lambda: not tagged(word), timeout, lambda: f"alive: {tagged(word)}")
 
 
+def state(pid: int) -> str:
+    """Return the kernel's letter for what a process does."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def alive(pid: int) -> bool:
     """Return whether `pid` lives and is no zombie."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return state(pid) not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def stop(*pids: int) -> None:
+    """SIGSTOP processes, and wait until they stand still, or are gone."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)  # noqa: TID251 - a test hangs what it must survive
+    eventually(lambda: all(state(pid) in "TZX" for pid in pids))
+
+
+def go(*pids: int) -> None:
+    """Let processes go on that were stopped."""
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)  # noqa: TID251
 
 
 def parent(pid: int) -> int:

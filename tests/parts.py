@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker import tree
-from tests.helpers import DAEMON_TREE, FOREVER, NOT_BLOCKED, eventually, parent, python
+from tests.helpers import (
+    DAEMON_TREE,
+    FOREVER,
+    NOT_BLOCKED,
+    alive,
+    end,
+    eventually,
+    parent,
+    python,
+    stop,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 DAEMONS = 3
@@ -55,6 +65,19 @@ class Parts(NamedTuple):
         supervisor = parent(pool)
         (broker,) = set(tree.children(supervisor)) - {pool}
         return cls(worker, pool, supervisor, broker)
+
+    def crash(self, *others: int) -> None:
+        """Kill all of the engine, and others; none has time to do anything.
+
+        All are stopped before, the pool before its workers are listed: one that it
+        forks meanwhile would go on, and write its record when all is over.
+        """
+        everybody = [*others, self.supervisor, self.broker, self.pool]
+        stop(*everybody)
+        workers = tree.children(self.pool)
+        stop(*workers)
+        end(everybody + workers)
+        eventually(lambda: not any(map(alive, everybody + workers)))
 
 
 class Identities:

@@ -81,11 +81,16 @@ class Person:
         self._look(lambda: fact(self.screen.text), repr(what))
         return self.screen.text
 
+    def gets(self, fact: Callable[[bytes], Any]) -> None:
+        """Look until a fact holds of all that the terminal was given."""
+        self._look(lambda: fact(self.output), "such output")
+
     def _look(self, fact: Callable[[], Any], what: str) -> None:
         ends = time.monotonic() + PATIENCE
         while not fact():
             left = ends - time.monotonic()
-            assert left > 0, f"no {what}, but:\n{self.screen.text}"
+            seen = f"{self.screen.text}\nlast: {self.output[-500:]!r}"
+            assert left > 0, f"no {what}, but:\n{seen}"
             if select.select([self._master], [], [], min(left, 0.05))[0]:
                 with suppress(OSError):  # hung up
                     data = os.read(self._master, 65536)

@@ -6,7 +6,6 @@ command lines, and each ends by itself after `FOREVER` seconds.
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +17,7 @@ import pytest
 
 from actors import Child, Chunk, Engine, EventStream, PollResult
 from broker import tree
-from tests.helpers import FOREVER, NOT_BLOCKED, eventually, parent, python
+from tests.helpers import FOREVER, NOT_BLOCKED, go, parent, python, stop
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -321,20 +320,14 @@ def peak(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-def state(pid: int) -> str:
-    """Return the kernel's letter for what a process does."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
     """Let a process stand still for a block."""
-    os.kill(pid, signal.SIGSTOP)  # noqa: TID251 - a test hangs what it must survive
     try:
-        eventually(lambda: state(pid) in "TZX")
+        stop(pid)
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)  # noqa: TID251
+        go(pid)
 
 
 CLIENT = """

@@ -16,14 +16,13 @@ import pytest
 
 import actors
 from broker import tree
-from tests.helpers import NOT_BLOCKED, gone, tag, tagged
+from tests.helpers import NOT_BLOCKED, gone, state, tag, tagged
 from tests.live.children import (
     REST,
     client,
     engine_processes,
     program,
     repeated,
-    state,
     until,
 )
 from tests.parts import running, serving

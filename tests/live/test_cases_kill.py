@@ -7,7 +7,17 @@ import signal
 import pytest
 
 import actors
-from tests.helpers import NOT_BLOCKED, alive, end, eventually, gone, parent, tag, tagged
+from tests.helpers import (
+    NOT_BLOCKED,
+    alive,
+    end,
+    eventually,
+    gone,
+    parent,
+    state,
+    tag,
+    tagged,
+)
 from tests.live.children import (
     DIES_BY,
     ESCAPES_GROUP,
@@ -20,7 +30,6 @@ from tests.live.children import (
     program,
     repeated,
     resident,
-    state,
     until,
 )
 

@@ -5,7 +5,6 @@ supervisor's other child is the `broker`.
 """
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -17,7 +16,7 @@ import pytest
 
 import actors
 from broker import tree
-from tests.helpers import end, eventually, gone, python, tag, tagged
+from tests.helpers import end, eventually, go, gone, python, stop, tag, tagged
 from tests.parts import (
     COUNTING_TREE,
     DAEMONS,
@@ -494,20 +493,6 @@ async def test_a_loss_under_load_ends_every_tree() -> None:
 
 
 # -- stopped, not dead ----------------------------------------------------------
-
-
-def stop(pid: int) -> None:
-    """SIGSTOP one process, and wait until it stands still."""
-    os.kill(pid, signal.SIGSTOP)  # noqa: TID251 - a test hangs what it must survive
-    eventually(lambda: state(pid) == "T")
-
-
-def go(pid: int) -> None:
-    os.kill(pid, signal.SIGCONT)  # noqa: TID251
-
-
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def idle_workers(pool: int, busy: set[int]) -> list[int]:

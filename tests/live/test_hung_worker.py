@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import actors
-from tests.helpers import eventually, gone, python, tag, tagged
+from tests.helpers import eventually, gone, python, stop, tag, tagged
 from tests.parts import (
     Identities,
     Parts,
@@ -48,13 +48,6 @@ async def up(child: actors.Child) -> None:
     seen = b""
     while b"up\n" not in seen:
         seen += (await child.poll(wait=10, mode="output", max_bytes=4096)).stdout
-
-
-def stop(pid: int) -> None:
-    """SIGSTOP one process, and wait until it stands still."""
-    os.kill(pid, signal.SIGSTOP)  # noqa: TID251 - a test hangs what it must survive
-    stat = Path(f"/proc/{pid}/stat")
-    eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
 
 
 def go(parts: Identities) -> None:

@@ -92,15 +92,8 @@ class Crashed:
 
     def crash(self) -> None:
         """Kill the client and all engine processes; none has time to do anything."""
-        parts = self.parts
-        workers = tree.children(parts.pool)
-        everybody = [parts.supervisor, parts.broker, parts.pool, *workers]
-        everybody.append(self.program.pid)
-        for pid in everybody:
-            os.kill(pid, signal.SIGSTOP)  # noqa: TID251 - none may follow another
-        end(everybody)
+        self.parts.crash(self.program.pid)
         self.program.process.wait()
-        eventually(lambda: not any(map(alive, everybody)))
 
 
 @contextmanager
@@ -238,10 +231,7 @@ async def test_s51_a_shared_broker_that_was_killed_is_recovered_by_the_next(
         program.tell(repr(daemons(word)))
         parts = Parts.of(program.number("pid"))
         marked(word, 4)
-        everybody = [program.pid, *parts, *tree.children(parts.pool)]
-        for pid in everybody:
-            os.kill(pid, signal.SIGSTOP)  # noqa: TID251 - none may follow another
-        end(everybody)
+        parts.crash(program.pid)
         broker.process.wait()
     assert len(tagged(word)) == 4
     with serving(endpoint):

@@ -523,12 +523,9 @@ async def test_s50_a_lost_engine_leaves_the_stop_command_to_the_next(
         service = await engine.service(helper.spec())
         word = tag()
         child = await engine.spawn(python("signal.pause()", word))
-        parts = Parts.of(child.pid)
-        killed = [parts.supervisor, parts.pool, parts.broker, parts.worker]
-        end(killed)
+        Parts.of(child.pid).crash()
         with pytest.raises(actors.BrokerLost):
             await service.aclose()
-    await asyncio.to_thread(eventually, lambda: not any(map(alive, killed)))
     assert helper.said() == ["started"]
     async with Engine() as engine:
         (found,) = engine.recovered.services

@@ -60,6 +60,9 @@ async def test_a_visitor_learns_of_a_run_that_ends_in_another_engine(
 ) -> None:
     async with actors.Engine(endpoint) as owner, operating(endpoint) as operator:
         events = operator.events()
+        assert (
+            await operator.children() == []
+        )  # it watches, before the other one starts
         running = asyncio.ensure_future(owner.run(program(REST)))
         async for event in events:
             if event.kind == "running":
