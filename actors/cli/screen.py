@@ -1,14 +1,10 @@
 """`creche screen`: what the terminal of a session shows."""
 
 import json
-from typing import TYPE_CHECKING
 
 import click
 
 from actors.cli import words
-
-if TYPE_CHECKING:
-    from actors.screen import Screen
 
 
 @click.command(cls=words.Verb)
@@ -35,12 +31,12 @@ def screen(
     It is drawn from what is kept of its output. It needs the extra `screen`, and a
     picture `ui` as well.
     """
-    from actors.console import operating  # noqa: PLC0415 - see the package's docstring
+    from actors.console import operating, picture  # noqa: PLC0415 - see the package's docstring
 
     try:
         shown = words.finish(operating.screen(words.broker(endpoint), session))
         if svg is not None:
-            _draw(shown, svg)
+            picture.save(shown, svg)
             return
     except ModuleNotFoundError as missing:
         raise words.Trouble(str(missing)) from missing
@@ -56,26 +52,3 @@ def screen(
         "missed": shown.missed,
     }
     words.tell(json.dumps(facts))
-
-
-def _draw(shown: "Screen", path: str) -> None:
-    """Save a screen as a picture.
-
-    Raises:
-        ModuleNotFoundError: rich is not installed.
-    """
-    import io  # noqa: PLC0415 - see the package's docstring
-
-    try:
-        from rich.console import Console  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-    except ModuleNotFoundError as missing:
-        needs = "a picture needs rich: install the extra `ui`"
-        raise ModuleNotFoundError(needs, name="rich") from missing
-    size = shown.size
-    drawn = Console(
-        record=True, width=size.cols, file=io.StringIO(), color_system="truecolor"
-    )
-    drawn.print(Text.from_ansi(shown.styled, no_wrap=True, end=""))
-    drawn.print("\n" * (size.rows - 1 - len(shown.text.splitlines())), end="")
-    drawn.save_svg(path, title=shown.title or "creche")
