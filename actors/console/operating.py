@@ -263,7 +263,7 @@ async def screen(endpoint: str, word: str) -> actors.Screen:
 
     Raises:
         NotATerminal: it has none.
-        ModuleNotFoundError: pyte is not installed.
+        ModuleNotFoundError: there is no emulator of terminals.
     """
     async with operating(endpoint) as engine:
         child = await visit(engine, word)

@@ -419,15 +419,17 @@ def test_what_is_wrong_with_an_endpoint_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "words"), [("pyte", ()), ("rich", ("--svg", "/dev/null"))]
+    ("modules", "words"),
+    [(["pyghostty", "pyte"], ()), (["rich"], ("--svg", "/dev/null"))],
+    ids=["screen", "ui"],
 )
 def test_without_an_extra_it_says_what_to_install(
-    broker: str, module: str, words: tuple[str, ...]
+    broker: str, modules: list[str], words: tuple[str, ...]
 ) -> None:
     number = left("-t", "--", "true")
     creche("wait", number)
     code = (
-        f"import sys; sys.modules[{module!r}] = None\n"
+        f"import sys; sys.modules.update(dict.fromkeys({modules}))\n"
         "from actors.cli import main; main(sys.argv[1:], 'creche')"
     )
     done = subprocess.run(

@@ -1,11 +1,29 @@
 """The screen of a terminal: output in, lines out."""
 
 import sys
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from actors import Chunk, Closed, Gap, Screen, TtySize
+from actors.emulation.choice import emulator
+from actors.emulation.ghostty import Ghostty
+from actors.emulation.pyte import Pyte
+
+Kind = type[Ghostty] | type[Pyte]
+LIBRARIES: dict[Kind, str] = {Ghostty: "pyghostty", Pyte: "pyte"}
+EMULATORS = [kind for kind, library in LIBRARIES.items() if find_spec(library)]
+ORANGE: dict[Kind, str] = {Ghostty: "38;5;208", Pyte: "38;2;255;135;0"}
+"""The same colour by its number, and by its parts."""
+
+
+@pytest.fixture(params=EMULATORS, autouse=True)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kind:
+    """Give the emulator that screens have in a test: each that is installed."""
+    monkeypatch.setattr("actors.screen.emulator", request.param)
+    kind: Kind = request.param
+    return kind
 
 
 def test_output_is_drawn_as_a_person_would_see_it() -> None:
@@ -48,12 +66,6 @@ def test_a_screen_changes_its_size_with_the_terminal() -> None:
     assert screen.lines == ("abcde", "fg")
 
 
-def test_without_pyte_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyte", None)
-    with pytest.raises(ModuleNotFoundError, match="the extra `screen`"):
-        Screen()
-
-
 PARTS = [
     b"\x1b[?6h",
     *(bytes([byte]) for byte in b"\x1b?;1390mHJKrhlALPnc@XdaefgGE'`(#M78x\n\r\b\t\x0e"),
@@ -66,6 +78,7 @@ PARTS = [
 @given(st.lists(st.sampled_from(PARTS), max_size=40).map(b"".join))
 @example(b"\x1b[?4m")
 @example(b"\x1b[;A")
+@example(b"\x1b[1;7A")
 @example(b"\x1b[3K")
 @example(b"\x1b[9J")
 @example(b"\x1b[?6h\x1b[3d")
@@ -79,8 +92,8 @@ def test_no_output_is_too_strange_to_be_shown(data: bytes) -> None:
 
 def test_what_is_not_understood_draws_nothing() -> None:
     screen = Screen(TtySize(2, 10))
-    screen.feed(b"one\x1b[3K\x1b[?3A\x1b[?4m\x1b[>4;2m\r\n\x1b[1;7Atwo")
-    assert screen.lines == ("two", "")
+    screen.feed(b"one\x1b[3K\x1b[?3A\x1b[?4m\x1b[>4;2m\r\ntwo")
+    assert screen.lines == ("one", "two")
 
 
 def test_half_of_a_wide_character_is_no_trouble() -> None:
@@ -88,14 +101,37 @@ def test_half_of_a_wide_character_is_no_trouble() -> None:
     screen.feed("中国\r\nx中\rx".encode())
     assert screen.lines == ("中国", "x中")
     screen.feed(b"\ry\x1b[1;1Hz")
-    assert screen.lines == ("z国", "y中")
+    # Where the other half was, a terminal has a blank.
+    assert [line.replace(" ", "") for line in screen.lines] == ["z国", "y中"]
 
 
-def test_what_is_shown_keeps_its_colours_and_styles() -> None:
+@pytest.mark.parametrize("mode", [47, 1047, 1049])
+def test_a_second_screen_is_left_as_if_it_had_not_been_there(mode: int) -> None:
+    screen = Screen(TtySize(3, 20))
+    screen.feed(b"$ less\r\n")
+    screen.feed(b"\x1b[?%dh\x1b[?%dh\x1b[Hpage" % (mode, mode))
+    assert screen.text == "page"
+    screen.feed(b"\x1b[?%dl\x1b[?%dl" % (mode, mode))
+    assert screen.text == "$ less"
+    # Only the newest of these modes, which all programs use, keeps the cursor as well.
+    assert screen.cursor == ((1, 0) if mode == 1049 else (0, 4))
+
+
+def test_a_screen_may_become_smaller_while_its_second_is_shown() -> None:
+    screen = Screen(TtySize(4, 20))
+    screen.feed(b"$ vi\x1b[4;20H\x1b[?1049h")
+    screen.resize(TtySize(2, 5))
+    screen.feed(b"\x1b[?1049l")
+    row, column = screen.cursor
+    assert (row, column) <= (1, 4)
+    assert len(screen.lines) == 2
+
+
+def test_what_is_shown_keeps_its_colours_and_styles(kind: Kind) -> None:
     shown = Screen(TtySize(3, 12))
     shown.feed(b"a\x1b[1;31mred\x1b[0;92;44mx\x1b[0;4;38;5;208my\x1b[0m\r\nend")
     assert shown.styled == (
-        "\x1b[0ma\x1b[0;1;31mred\x1b[0;92;44mx\x1b[0;4;38;2;255;135;0my\x1b[0m      "
+        f"\x1b[0ma\x1b[0;1;31mred\x1b[0;92;44mx\x1b[0;4;{ORANGE[kind]}my\x1b[0m      "
         "\x1b[0m\n\x1b[0mend         \x1b[0m"
     )
     again = Screen(TtySize(3, 12))
@@ -105,3 +141,37 @@ def test_what_is_shown_keeps_its_colours_and_styles() -> None:
 
 def test_an_empty_screen_has_no_style() -> None:
     assert Screen().styled == ""
+
+
+def test_what_was_erased_in_a_colour_keeps_it() -> None:
+    shown = Screen(TtySize(2, 4))
+    shown.feed(b"\x1b[42m\x1b[K\x1b[0mx\r\n\x1b[48;2;1;2;3m\x1b[K\x1b[0m-")
+    assert shown.styled == (
+        "\x1b[0mx\x1b[0;42m   \x1b[0m\n\x1b[0m-\x1b[0;48;2;1;2;3m   \x1b[0m"
+    )
+
+
+def test_the_second_cell_of_a_wide_character_has_no_text() -> None:
+    shown = Screen(TtySize(1, 5))
+    shown.feed("中é".encode())
+    assert shown.styled == "\x1b[0m中é  \x1b[0m"
+
+
+# -- which one there is -------------------------------------------------------------
+
+
+@pytest.mark.skipif(Ghostty not in EMULATORS, reason="there is no wheel of it")
+def test_that_of_ghostty_is_preferred() -> None:
+    assert isinstance(emulator(TtySize()), Ghostty)
+
+
+def test_without_it_pyte_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyghostty", None)
+    assert isinstance(emulator(TtySize()), Pyte)
+
+
+def test_without_any_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyghostty", None)
+    monkeypatch.setitem(sys.modules, "pyte", None)
+    with pytest.raises(ModuleNotFoundError, match="the extra `screen`"):
+        emulator(TtySize())

@@ -1,0 +1,1 @@
+"""The terminal emulators behind `actors.Screen`."""
