@@ -21,8 +21,6 @@ MARKS: Final = {
     "overline": 53,
 }
 """Ghostty's names of styles, and their numbers."""
-LONGEST: Final = 64
-"""Code points of one cell that are shown."""
 
 
 class Ghostty:
@@ -62,9 +60,11 @@ class Ghostty:
         cell, wide = ffi.new("GhosttyCell *"), ffi.new("GhosttyCellWide *")
         lib.ghostty_grid_ref_cell(place, cell)
         lib.ghostty_cell_get(cell[0], lib.GHOSTTY_CELL_DATA_WIDE, wide)
-        points, count = ffi.new("uint32_t[]", LONGEST), ffi.new("size_t *")
-        lib.ghostty_grid_ref_graphemes(place, points, LONGEST, count)
-        text = "".join(map(chr, points[0 : min(count[0], LONGEST)]))
+        count = ffi.new("size_t *")
+        lib.ghostty_grid_ref_graphemes(place, ffi.NULL, 0, count)
+        points = ffi.new("uint32_t[]", count[0])
+        lib.ghostty_grid_ref_graphemes(place, points, count[0], count)
+        text = "".join(map(chr, points))
         if not text and wide[0] != lib.GHOSTTY_CELL_WIDE_SPACER_TAIL:
             text = " "
         style = self._terminal.style(column, row)

@@ -79,7 +79,7 @@ PARTS = [
 @example(b"\x1b[?4m")
 @example(b"\x1b[;A")
 @example(b"\x1b[1;7A")
-@example(b"\x1b[3K")
+@example(b"\x1b[3K\x1b[?1049l")
 @example(b"\x1b[9J")
 @example(b"\x1b[?6h\x1b[3d")
 @example("中\rx".encode())
@@ -111,7 +111,7 @@ def test_a_second_screen_is_left_as_if_it_had_not_been_there(mode: int) -> None:
     screen.feed(b"$ less\r\n")
     screen.feed(b"\x1b[?%dh\x1b[?%dh\x1b[Hpage" % (mode, mode))
     assert screen.text == "page"
-    screen.feed(b"\x1b[?%dl\x1b[?%dl" % (mode, mode))
+    screen.feed(b"\x1b[?%dl" % mode)
     assert screen.text == "$ less"
     # Only the newest of these modes, which all programs use, keeps the cursor as well.
     assert screen.cursor == ((1, 0) if mode == 1049 else (0, 4))
@@ -153,8 +153,16 @@ def test_what_was_erased_in_a_colour_keeps_it() -> None:
 
 def test_the_second_cell_of_a_wide_character_has_no_text() -> None:
     shown = Screen(TtySize(1, 5))
-    shown.feed("中é".encode())
-    assert shown.styled == "\x1b[0m中é  \x1b[0m"
+    shown.feed("中x".encode())
+    assert shown.styled == "\x1b[0m中x  \x1b[0m"
+
+
+def test_a_cell_may_hold_more_than_one_code_point() -> None:
+    shown = Screen(TtySize(1, 3))
+    marked = "q" + 9 * "\N{COMBINING ACUTE ACCENT}"
+    shown.feed(f"{marked}!".encode())
+    assert shown.lines == (f"{marked}!",)
+    assert shown.styled == f"\x1b[0m{marked}! \x1b[0m"
 
 
 # -- which one there is -------------------------------------------------------------
