@@ -116,10 +116,9 @@ def command(keeper: int, settings: Settings) -> list[str]:
     `-P`: a file in the user's directory must not pass for a module of ours.
     """
     words = [sys.executable, "-P", "-m", "broker", "--keeper", str(keeper)]
-    words += ["--client", str(os.getpid()), "--warm", str(settings.warm)]
-    words += ["--containment", settings.containment]
+    words += [str(os.getpid()), str(settings.warm), settings.containment]
     if log := os.environ.get(LOG_VARIABLE):
-        words += ["--log", os.path.abspath(log)]
+        words.append(os.path.abspath(log))
     return words
 
 
