@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from actors import __version__, embedded
+from actors import __version__, ignition
 from broker import auth, places
 from tests.helpers import NOT_BLOCKED, eventually, gone, python, tag, tagged
 from tests.live.children import peak
@@ -34,7 +34,7 @@ def creche(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
     plain: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     if "input" not in options:
         plain["stdin"] = subprocess.DEVNULL
-    env = embedded.environment() | options.pop("env", {})
+    env = ignition.environment() | options.pop("env", {})
     done: subprocess.CompletedProcess[bytes] = subprocess.run(
         [*CRECHE, *words], env=env, timeout=PATIENCE, check=False, **(plain | options)
     )
@@ -45,7 +45,7 @@ def creche(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
 def started(*words: str, **options: Any) -> "Iterator[subprocess.Popen[bytes]]":
     with subprocess.Popen(
         [*CRECHE, *words],
-        env=embedded.environment() | options.pop("env", {}),
+        env=ignition.environment() | options.pop("env", {}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -72,7 +72,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=embedded.environment(),
+        env=ignition.environment(),
         capture_output=True,
         check=True,
     )
@@ -89,7 +89,7 @@ def test_a_run_imports_no_tls_and_leaves_it_to_be_imported() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=PATIENCE,
@@ -102,7 +102,7 @@ def test_the_manual_is_what_the_commands_say() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "cli.py"
     done = subprocess.run(
         [sys.executable, page, "--check"],
-        env=embedded.environment(),
+        env=ignition.environment(),
         capture_output=True,
         timeout=PATIENCE,
         check=False,
@@ -334,7 +334,7 @@ def test_closed_streams_are_as_good_as_dev_null(closed: str) -> None:
             "-c",
             "cat; echo out; echo err >&2; exit 5",
         ],
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=PATIENCE,
@@ -446,7 +446,7 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
     line = "trap '' INT; exec \"$@\""
     with subprocess.Popen(
         ["sh", "-c", line, "sh", *RUN, "cat"],
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
