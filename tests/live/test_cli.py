@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actors import __version__, ignition
-from broker import auth, places
-from tests.helpers import NOT_BLOCKED, eventually, gone, python, tag, tagged
+from broker import auth, places, tree
+from tests.helpers import NOT_BLOCKED, alive, eventually, gone, python, tag, tagged
 from tests.live.children import peak
 
 if TYPE_CHECKING:
@@ -396,6 +396,42 @@ def test_long_output_passes_without_being_collected() -> None:
         assert peak(process.pid) < 88 << 20
         process.stdin.close()
         assert end_of(process) == 0
+
+
+# -- run: its start ---------------------------------------------------------------
+
+
+def test_the_engine_that_came_up_meanwhile_is_the_one_it_uses() -> None:
+    with started("run", "sh", "-c", "echo up; read line") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert len(tree.children(process.pid)) == 1
+        process.communicate(b"\n")
+
+
+def test_a_mistake_that_is_found_while_the_engine_comes_up_ends_it(
+    tmp_path: Path,
+) -> None:
+    log = f"{tmp_path}/log"  # which is in the supervisor's command line
+    done = creche("run", "--limit", "nice=99", "true", env={"CRECHE_LOG": log})
+    assert not tagged(log)
+    assert done.returncode == 125
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(b"creche: ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_whatever_ends_it_while_the_engine_comes_up_ends_that(
+    number: signal.Signals,
+) -> None:
+    with started("run", "sleep", "99") as process:
+        eventually(lambda: tree.children(process.pid))
+        (supervisor,) = tree.children(process.pid)
+        process.send_signal(number)
+        assert end_of(process) in (-number, 128 + number)
+        eventually(lambda: not alive(supervisor))
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
 
 
 # -- run: signals -----------------------------------------------------------------
