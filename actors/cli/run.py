@@ -5,7 +5,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -64,7 +63,8 @@ def _env_files(
     found = {}
     for path in given:
         try:
-            lines = Path(path).read_text().splitlines()
+            with open(path) as file:
+                lines = file.read().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "is no text"
             raise click.BadParameter(f"{path}: {why}", param=parameter) from error
