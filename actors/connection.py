@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import secrets
 import weakref
 from contextlib import suppress
 from dataclasses import replace
@@ -223,13 +222,13 @@ class Connection:
             self._surroundings.read(),
             self.settings,
             scope or "",
-            mark or secrets.token_hex(16),
+            mark or os.urandom(16).hex(),
             paused=scope in self.paused,
         )
         lock = self.scratches.lock(scope or "")
         if lock is not None:
             launch = replace(launch, scratch=lock)
-        token = spec.request_id or secrets.token_hex(16)
+        token = spec.request_id or os.urandom(16).hex()
         body = {
             "token": token,
             "scope": scope or "",

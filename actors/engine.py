@@ -1,7 +1,7 @@
 """The engine: the public door. Children and scopes are made through it."""
 
 import asyncio
-import secrets
+import os
 from collections.abc import AsyncIterable, Iterable
 from typing import Any, Final, Self
 
@@ -234,7 +234,7 @@ class Engine:
         """
         connection = self._connection()
         if name is None:
-            name = f"scope-{secrets.token_hex(4)}"
+            name = f"scope-{os.urandom(4).hex()}"
         checks.text("name", name)
         if not 0 < len(name.encode()) <= MAX_NAME:
             raise errors.InvalidRequest("name", f"is a text of 1 to {MAX_NAME} bytes")
@@ -431,7 +431,7 @@ def session_ids(ids: Iterable[int]) -> list[int]:
 
 def _owner_key(given: object) -> bytes:
     if given is None:
-        return secrets.token_bytes(KEY_SIZE)
+        return os.urandom(KEY_SIZE)
     if isinstance(given, str):
         try:
             given = bytes.fromhex(given)

@@ -6,7 +6,6 @@ it runs, it runs the stop commands of services whose clients are dead (`services
 
 import asyncio
 import os
-import secrets
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -115,7 +114,7 @@ async def _stop_known(
         return told("kept", "what it had started cannot be ended")
     outcome = None
     if not record.stopped:
-        record = replace(record, marks=(*record.marks, secrets.token_hex(16)))
+        record = replace(record, marks=(*record.marks, os.urandom(16).hex()))
         try:
             files.write(record)
             failure = await stop(connection, files, record)

@@ -12,7 +12,7 @@ once the log is full, and what they wrote comes with the next command's output.
 """
 
 import asyncio
-import secrets
+import os
 from contextlib import suppress
 from typing import Any, Final, Self
 
@@ -103,7 +103,7 @@ class Shell:
         checks.optional(checks.whole(0))("limit", limit)
         shown = words.decode(errors="replace")
         await self._turn.acquire()
-        word = secrets.token_hex(HALF)
+        word = os.urandom(HALF).hex()
         cut = Cut(word, limit, self._rest)
         started = asyncio.get_running_loop().time()
         job = asyncio.ensure_future(self._perform(words, word, cut))

@@ -14,7 +14,6 @@ and of an earlier stop command, runs the stop command, notes its end, and remove
 
 import asyncio
 import os
-import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
@@ -293,7 +292,7 @@ class Running:
 
     def _record(self, files: ServiceFiles) -> ServiceRecord:
         """Return what goes on record before anything runs."""
-        ambient, mark = self._connection.ambient(), secrets.token_hex(16)
+        ambient, mark = self._connection.ambient(), os.urandom(16).hex()
         env = {os.fsdecode(k): os.fsdecode(v) for k, v in ambient.env.items() if k}
         self.environment = {**env, os.fsdecode(MARK): mark}
         document = self.spec.document(files.own(OUTPUT), files.own(TEMPORARY))
@@ -307,7 +306,7 @@ class Running:
             document=document.decode(),
             boot=boot.decode(),
             namespace=space,
-            marks=(mark, secrets.token_hex(16)),
+            marks=(mark, os.urandom(16).hex()),
         )
 
     async def _start(self, files: ServiceFiles, record: ServiceRecord) -> None:
