@@ -282,8 +282,8 @@ class Supervisor:
         proven = self._sweep(lambda: (self.broker_pid,))
         if proven:
             Journal(self.records).clear()
-        page, home, grace = self.page, self.home, self.options.grace
-        self.pool = Pool.execute(page, home, self.records, grace)
+        page, home, records = self.page, self.home, self.records
+        self.pool = Pool.execute(page, home, records, self.options)
         self.pool_pid = self.pool.pid
         if self.broker_pid:  # else the next one asks the new pool
             self.control.send(Message(Kind.POOL_GONE, body={"proven": proven}))
