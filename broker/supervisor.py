@@ -20,6 +20,7 @@ then the pool, which sees its workers off; then whatever is still below this pro
 """
 
 import _socket
+import gc
 import os
 import select
 import signal
@@ -160,6 +161,8 @@ class Supervisor:
 
     def run(self) -> None:
         """Watch until something ends the engine."""
+        gc.freeze()
+        gc.enable()
         owner = self._owner()
         self._reap()  # also what ended before its end could wake us
         while not self.ending:
