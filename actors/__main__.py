@@ -1,6 +1,40 @@
-"""`python -m actors`: the same as the command `creche`."""
+"""The command `creche`, also as `python -m actors`: its process, and what that saves.
 
-from actors.cli import main
+Its imports make 40 000 objects, and none of them is ever garbage. To look through them
+again and again while they come, and once more at the end, takes 25 ms of 145.
+"""
+
+import gc
+import os
+from typing import Final
+
+YOUNG: Final = 50_000
+"""New objects after which garbage is looked for: more than the imports make."""
+
+
+def main() -> None:
+    """Be the command."""
+    fill()
+    gc.set_threshold(YOUNG)
+    from actors.cli import main as verbs  # noqa: PLC0415 - see above
+
+    try:
+        verbs(prog_name="creche")
+    finally:
+        gc.freeze()  # the interpreter looks through what is left otherwise
+
+
+def fill() -> None:
+    """Open /dev/null for each standard stream that was closed when we started.
+
+    The next file opened would take its number, and get a child's output.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
 
 if __name__ == "__main__":
-    main(prog_name="creche")
+    main()

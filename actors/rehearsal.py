@@ -83,6 +83,11 @@ def rehearsed() -> Callable[[int, int, Cgroup | None, Record, float], NoReturn]:
     return main
 
 
+def unrehearsed() -> Callable[[int, int, Cgroup | None, Record, float], NoReturn]:
+    """Return the same at once."""
+    return main
+
+
 def rehearse() -> None:
     """Start and end some children as a worker does."""
     for number, handler in ((signal.SIGCHLD, _ignore), (signal.SIGALRM, _too_late)):

@@ -34,7 +34,6 @@ The system calls here may take long (a large tree), so they run in threads.
 
 import asyncio
 import fcntl
-import hashlib
 import os
 import re
 import stat
@@ -177,6 +176,8 @@ class Scratches:
                 await self.remove(making)
 
     def _name(self, scope: str) -> bytes:
+        import hashlib  # noqa: PLC0415 - 3 ms that most engines do not need
+
         digest = hashlib.blake2b(scope.encode(), key=self._key, digest_size=16)
         return b"scope-" + digest.hexdigest().encode()
 

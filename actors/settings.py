@@ -288,7 +288,8 @@ class Settings:
         poll_empty_wait_max: Most that a later poll without input waits.
         capacity: Sessions that this client may have at once; None is no limit of its
             own. Those count whose end it was not yet told.
-        warm: Idle workers kept ready: forked again once half of them are taken.
+        warm: Idle workers kept ready: forked again once half of them are taken. With
+            1 or 0 a private broker starts sooner, and its workers take more memory.
         lease: A remote or hung client is given up after this silence.
         lease_renewal: Time between renewals; shorter than `lease`.
         on_hung: Whether a stopped local client keeps its sessions.

@@ -1,6 +1,6 @@
 """`python -m broker`: the supervisor of an embedded or a shared broker."""
 
-import argparse
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ LONGEST_GRACE: Final = 3600.0
 
 def main(options: Options) -> NoReturn:
     """Be the supervisor; returns to nobody."""
+    gc.disable()  # what it and the broker import is no garbage: 5 ms not to look
     try:
         opening = Opening.start(options)
         from broker.supervisor import supervise  # noqa: PLC0415 - see `opening`
@@ -37,13 +38,33 @@ def main(options: Options) -> NoReturn:
 
 def parse(arguments: Sequence[str]) -> Options:
     """Return the options in the command line of `python -m broker`."""
+    if arguments[:1] == ["--keeper"]:
+        return _embedded(*arguments[1:])
+    return _shared(arguments)
+
+
+def _embedded(
+    keeper: str, client: str, warm: str, containment: str, log: str = ""
+) -> Options:
+    """Return those of an embedded broker, whose words a client has put together."""
+    return Options(
+        keeper=int(keeper),
+        client=int(client),
+        warm=int(warm),
+        containment=containment,
+        log=log or None,
+    )
+
+
+def _shared(arguments: Sequence[str]) -> Options:
+    """Return those of a shared broker, whose words somebody has written."""
+    import argparse  # noqa: PLC0415 - 9 ms with its use; no client waits for this one
+
     parser = argparse.ArgumentParser(
         "python -m broker",
         description="Be a broker for many clients until SIGTERM or SIGINT.",
     )
     parser.add_argument("--endpoint", help="ipc://PATH of the shared broker")
-    parser.add_argument("--keeper", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--client", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--warm", type=int, default=4, help="idle workers kept ready")
     parser.add_argument(
         "--containment",
@@ -54,9 +75,9 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument(
         "--grace",
         type=float,
-        default=None,
+        default=GRACE,
         help="seconds that children and clients outlive a lost broker, which is "
-        f"replaced meanwhile; 0: they do not (default {GRACE:g})",
+        "replaced meanwhile; 0: they do not (default %(default)g)",
     )
     parser.add_argument(
         "--ready-fd",
@@ -70,12 +91,10 @@ def parse(arguments: Sequence[str]) -> Options:
     )
     parser.add_argument("--log", help="file for unhandled errors of engine processes")
     given = parser.parse_args(arguments)
-    if given.grace is None:
-        given.grace = GRACE if given.keeper is None else 0.0
     if not 0 <= given.grace <= LONGEST_GRACE:
         parser.error(f"--grace: must be 0 to {LONGEST_GRACE:g} seconds")
     options = Options(**vars(given))
-    if options.endpoint is None and options.keeper is None:
+    if options.endpoint is None:
         return options._replace(endpoint=_usual_endpoint())
     return options
 

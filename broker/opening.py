@@ -17,6 +17,9 @@ from broker.errors import EngineError, InvalidRequest
 
 WORKER: Final = "actors.rehearsal:rehearsed"
 """Called in the pool, returns what a worker runs."""
+LONE_WORKER: Final = "actors.rehearsal:unrehearsed"
+"""The same where one worker at most is kept ready: that would wait 10 ms of processor
+time for what spares each worker less than one."""
 
 BOOT: Final = """\
 import sys
@@ -85,14 +88,14 @@ class Pool(NamedTuple):
     lifeline: _socket.socket
 
     @classmethod
-    def execute(cls, page: int, home: str, journal: str, grace: float) -> Self:
+    def execute(cls, page: int, home: str, journal: str, options: Options) -> Self:
         """Execute a pool clean.
 
         Args:
             page: the lease page.
             home: path of the cgroup above those of the workers; empty for none.
             journal: path of the directory for their records.
-            grace: seconds that its workers wait for another broker.
+            options: of its supervisor.
 
         Raises:
             InvalidRequest: what it imports is not installed.
@@ -104,7 +107,9 @@ class Pool(NamedTuple):
         for fd in inherited:
             os.set_inheritable(fd, True)
         argv = [sys.executable, "-I", "-S", "-c", BOOT]
-        argv += [*map(str, inherited), WORKER, home, journal, str(grace), *roots]
+        worker = WORKER if options.warm > 1 else LONE_WORKER
+        argv += [*map(str, inherited), worker, home, journal, str(options.grace)]
+        argv += roots
         pid = _execute(argv)
         os.set_inheritable(page, False)
         theirs.close()
@@ -142,7 +147,7 @@ class Opening(NamedTuple):
         home = _make_home(options.containment)
         page = lease.create()
         journal = _name_journal()
-        pool = Pool.execute(page, home, journal, options.grace)
+        pool = Pool.execute(page, home, journal, options)
         return cls(home, page, journal, pool)
 
 

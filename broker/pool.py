@@ -397,7 +397,6 @@ def main(
     function: Main = getattr(importlib.import_module(module), name)()
     stamp = lease.Page(page)
     records = journal.Journal(directory)
-    gc.collect()
     _fillers = fill_holes()
     gc.freeze()  # a collection in a worker would otherwise touch, so copy, every page
     broker, supervisor = (Leg(_socket.socket(fileno=fd)) for fd in (leg, lifeline))

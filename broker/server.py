@@ -7,6 +7,7 @@ by the answers they asked for.
 """
 
 import _socket
+import gc
 import hmac
 import os
 import resource
@@ -158,6 +159,8 @@ class Server:
 
     def run(self) -> NoReturn:
         """Serve until the process is ended."""
+        gc.freeze()
+        gc.enable()
         while True:
             # Also without a wake-up: zmq's descriptor is edge-triggered, and a send may
             # have swallowed the edge that announces the next message.

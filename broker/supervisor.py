@@ -20,6 +20,7 @@ then the pool, which sees its workers off; then whatever is still below this pro
 """
 
 import _socket
+import gc
 import os
 import select
 import signal
@@ -160,6 +161,8 @@ class Supervisor:
 
     def run(self) -> None:
         """Watch until something ends the engine."""
+        gc.freeze()
+        gc.enable()
         owner = self._owner()
         self._reap()  # also what ended before its end could wake us
         while not self.ending:
@@ -282,8 +285,8 @@ class Supervisor:
         proven = self._sweep(lambda: (self.broker_pid,))
         if proven:
             Journal(self.records).clear()
-        page, home, grace = self.page, self.home, self.options.grace
-        self.pool = Pool.execute(page, home, self.records, grace)
+        page, home, records = self.page, self.home, self.records
+        self.pool = Pool.execute(page, home, records, self.options)
         self.pool_pid = self.pool.pid
         if self.broker_pid:  # else the next one asks the new pool
             self.control.send(Message(Kind.POOL_GONE, body={"proven": proven}))

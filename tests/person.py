@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Self
 
-from actors import Screen, TtySize, embedded
+from actors import Screen, TtySize, ignition
 from tests.helpers import NOT_BLOCKED
 
 CRECHE = [sys.executable, "-m", "actors"]
@@ -22,7 +22,7 @@ LONGEST = 8 * PATIENCE
 
 
 def _environment() -> dict[str, str]:
-    plain = embedded.environment() | {"PS1": "$ ", "TERM": "xterm"}
+    plain = ignition.environment() | {"PS1": "$ ", "TERM": "xterm"}
     # They would count more than the terminal.
     return {k: v for k, v in plain.items() if k not in ("COLUMNS", "LINES")}
 

@@ -92,8 +92,9 @@ def test_the_heavy_modules_can_be_found_where_a_worker_imports_from() -> None:
     assert {"asyncio", "zmq"} <= loaded
 
 
-def test_the_worker_that_the_supervisor_names_exists() -> None:
-    module, name = opening.WORKER.split(":")
+@pytest.mark.parametrize("worker", [opening.WORKER, opening.LONE_WORKER])
+def test_the_worker_that_the_supervisor_names_exists(worker: str) -> None:
+    module, name = worker.split(":")
     rehearsal = import_module(module)
     assert callable(getattr(rehearsal, name))
     parameters = inspect.signature(rehearsal.main).parameters

@@ -5,7 +5,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -27,6 +26,8 @@ LIMITS: Final[dict[str, click.ParamType[Any]]] = {
     "tree_processes": click.INT,
 }
 """The fields of `actors.Limits`, and how people write them."""
+WARM: Final = 1
+"""Idle workers that a private broker keeps ready: there will be one child."""
 
 
 def _pairs(
@@ -62,7 +63,8 @@ def _env_files(
     found = {}
     for path in given:
         try:
-            lines = Path(path).read_text().splitlines()
+            with open(path) as file:
+                lines = file.read().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "is no text"
             raise click.BadParameter(f"{path}: {why}", param=parameter) from error
@@ -200,33 +202,53 @@ Report = tuple[int, dict[str, Any]]
 
 def _guarded(work: Callable[[], Report]) -> Report:
     """Do it, and tell trouble of the engine from the command's."""
-    lean.import_event_loop()
-    from actors.console import stdio  # noqa: PLC0415 - see the package's docstring
-    from broker.errors import EngineError  # noqa: PLC0415
-
     try:
         return work()
-    except stdio.ReaderGone:
-        return exit_codes.READER_GONE, {"cause": "reader-gone"}
     except KeyboardInterrupt:  # before there was a child to interrupt
         return exit_codes.INTERRUPTED, {"cause": "interrupted"}
-    except EngineError as error:
-        return exit_codes.of_failure(error), {
-            "error": error.code,
-            "message": str(error),
-        }
-    except OSError as error:  # our stdout is on a full disk, for one
-        told = {"error": "system", "message": words.sentence(error)}
+    except Exception as error:
+        report = _trouble(error)
+        if report is None:
+            raise
+        return report
+
+
+def _trouble(error: Exception) -> Report | None:
+    """Return what to report of an error; None: it is a mistake of this program."""
+    from actors.console.stdio import ReaderGone  # noqa: PLC0415 - see the package's docstring
+    from broker.errors import EngineError  # noqa: PLC0415
+
+    if isinstance(error, ReaderGone):
+        return exit_codes.READER_GONE, {"cause": "reader-gone"}
+    if isinstance(error, EngineError):
+        told = {"error": error.code, "message": str(error)}
+        return exit_codes.of_failure(error), told
+    if isinstance(error, OSError):  # our stdout is on a full disk, for one
+        told = {"error": "system", "message": str(words.sentence(error))}
         return exit_codes.ENGINE_TROUBLE, told
+    return None
 
 
 def _join(
     command: tuple[str, ...], given: dict[str, Any], endpoint: str | None
 ) -> Report:
+    if endpoint is not None:
+        return _run(command, given, endpoint)
+    from actors import ignition  # noqa: PLC0415 - see the package's docstring
+
+    with ignition.ahead(warm=WARM):
+        return _run(command, given, None)
+
+
+def _run(
+    command: tuple[str, ...], given: dict[str, Any], endpoint: str | None
+) -> Report:
+    lean.import_event_loop()
     from actors.console import foreground  # noqa: PLC0415
 
     grace = given.pop("grace")
-    ended = foreground.run(command, _options(given), endpoint, grace=grace)
+    options = _options(given)
+    ended = foreground.run(command, options, endpoint, grace=grace, warm=WARM)
     status = ended.status
     report = {**dataclasses.asdict(status), "written": ended.written}
     if status.returncode is None:
@@ -242,6 +264,7 @@ def _detach(
     interactive: bool,
     **left: Any,
 ) -> Report:
+    lean.import_event_loop()
     from actors.console import operating  # noqa: PLC0415
 
     grace = given.pop("grace")

@@ -54,7 +54,7 @@ def serve(
     As a service of systemd (Type=notify) it tells when it is ready, that it ends, and
     that it lives, if WatchdogSec asks.
     """
-    from actors import embedded  # noqa: PLC0415 - see the package's docstring
+    from actors import ignition  # noqa: PLC0415 - see the package's docstring
     from broker.__main__ import LONGEST_GRACE  # noqa: PLC0415
 
     if grace is not None and grace > LONGEST_GRACE:
@@ -69,4 +69,4 @@ def serve(
         command += ["--ready-fd", str(ready_fd)]
     if print_endpoint:
         command.append("--print-endpoint")
-    os.execve(sys.executable, command, embedded.environment())
+    os.execve(sys.executable, command, ignition.environment())

@@ -54,6 +54,7 @@ def run(
     endpoint: str | None,
     *,
     grace: float,
+    warm: int,
 ) -> Ended:
     """Run a command on our streams and return how it ended.
 
@@ -62,29 +63,30 @@ def run(
         options: more of what `actors.Spec` takes.
         endpoint: of a running broker; None starts a private one.
         grace: seconds between SIGTERM and SIGKILL.
+        warm: idle workers that a private broker keeps ready.
 
     Raises:
         ReaderGone: stdout or stderr was closed by its reader.
         SpawnFailed, InvalidRequest, BrokerLost: as for `Engine.spawn`.
     """
-    stdio.fill()
-    return asyncio.run(_run(argv, options, endpoint, grace))
+    settings = actors.Settings(
+        warm=warm, retention=actors.OutputPolicy.block(KEPT), terminate_grace=grace
+    )
+    return asyncio.run(_run(argv, options, endpoint, settings))
 
 
 async def _run(
     argv: tuple[str, ...],
     options: dict[str, Any],
     endpoint: str | None,
-    grace: float,
+    settings: actors.Settings,
 ) -> Ended:
-    retention = actors.OutputPolicy.block(KEPT)
-    settings = actors.Settings(warm=1, retention=retention, terminate_grace=grace)
     if options.get("tty"):
         options = {**options, "tty": terminal.size() or True}
     async with actors.Engine(endpoint, settings=settings) as engine:
         child = await engine.spawn(argv, stdin="pipe", **options)
         async with child:
-            return await _join(child, grace)
+            return await _join(child, settings.terminate_grace)
 
 
 async def _join(child: actors.Child, grace: float) -> Ended:

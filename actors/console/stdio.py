@@ -19,19 +19,6 @@ class ReaderGone(Exception):
     """Nobody reads our output any more."""
 
 
-def fill() -> None:
-    """Open /dev/null for each standard stream that was closed when we started.
-
-    The next file opened would take its number, and get a child's output. Call it before
-    the event loop opens files of its own.
-    """
-    for fd in (STDIN, STDOUT, STDERR):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-
-
 async def put(fd: int, data: bytes) -> None:
     """Write all of `data`, however long that takes.
 

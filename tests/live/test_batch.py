@@ -17,7 +17,7 @@ import click
 import pyte
 import pytest
 
-from actors import embedded
+from actors import ignition
 from actors.batch.joblog import HEADER
 from actors.batch.jobs import FIELDS
 from actors.cli.batch import batch as command
@@ -39,7 +39,7 @@ def batch(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
         plain["stdin"] = subprocess.DEVNULL
     done: subprocess.CompletedProcess[bytes] = subprocess.run(
         [*BATCH, *words],
-        env=embedded.environment() | options.pop("env", {}),
+        env=ignition.environment() | options.pop("env", {}),
         timeout=PATIENCE,
         check=False,
         **(plain | options),
@@ -52,7 +52,7 @@ def started(*words: str, **options: Any) -> "Iterator[subprocess.Popen[bytes]]":
     plain: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
     with subprocess.Popen(
         [*BATCH, *words],
-        env=embedded.environment(),
+        env=ignition.environment(),
         stderr=subprocess.PIPE,
         **(plain | options),
     ) as process:
@@ -287,7 +287,7 @@ def test_an_engine_that_is_lost_is_trouble_in_a_sentence(tmp_path: Path) -> None
     assert numbers(log) == [1]
     gone(word)
     recover = [*BATCH[:-1], "recover"]  # takes the journal of the killed one away
-    subprocess.run(recover, env=embedded.environment(), check=True, timeout=PATIENCE)
+    subprocess.run(recover, env=ignition.environment(), check=True, timeout=PATIENCE)
 
 
 @contextmanager
@@ -296,7 +296,7 @@ def shared(place: Path) -> "Iterator[tuple[subprocess.Popen[bytes], str]]":
     endpoint = f"ipc://{place}/shared/broker.sock"
     with subprocess.Popen(
         [*BATCH[:-1], "serve", "--endpoint", endpoint],
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdout=subprocess.PIPE,
     ) as server:
         assert server.stdout is not None
@@ -512,7 +512,7 @@ def test_the_page_shows_what_a_shell_shows(session: str, tmp_path: Path) -> None
     done = subprocess.run(
         ["bash", "-c", f"PATH={tmp_path}:$PATH\n{script}"],
         cwd=tmp_path,
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         timeout=PATIENCE,
@@ -549,7 +549,7 @@ def test_a_terminal_has_a_bar_below_the_output(tmp_path: Path) -> None:
     env = {"TERM": "linux", "COLUMNS": "100", "LINES": "12"}
     with subprocess.Popen(
         [*BATCH, "-j1", ":::", *jobs],
-        env=embedded.environment() | env,
+        env=ignition.environment() | env,
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import actors
-from actors import RuntimeContext, WrongProcess, embedded, portal
+from actors import RuntimeContext, WrongProcess, ignition, portal
 from actors.blocking import Child, Engine
 from tests.helpers import NOT_BLOCKED, eventually, gone, tag, tagged
 from tests.live.children import REST, client, program
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.live
 def python(*words: str, **options: Any) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, *words],
-        env=embedded.environment(),
+        env=ignition.environment(),
         capture_output=True,
         text=True,
         timeout=NOT_BLOCKED,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from actors import __version__, embedded
-from broker import auth, places
-from tests.helpers import NOT_BLOCKED, eventually, gone, python, tag, tagged
+from actors import __version__, ignition
+from broker import auth, places, tree
+from tests.helpers import NOT_BLOCKED, alive, eventually, gone, python, tag, tagged
 from tests.live.children import peak
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def creche(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
     plain: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     if "input" not in options:
         plain["stdin"] = subprocess.DEVNULL
-    env = embedded.environment() | options.pop("env", {})
+    env = ignition.environment() | options.pop("env", {})
     done: subprocess.CompletedProcess[bytes] = subprocess.run(
         [*CRECHE, *words], env=env, timeout=PATIENCE, check=False, **(plain | options)
     )
@@ -45,7 +45,7 @@ def creche(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
 def started(*words: str, **options: Any) -> "Iterator[subprocess.Popen[bytes]]":
     with subprocess.Popen(
         [*CRECHE, *words],
-        env=embedded.environment() | options.pop("env", {}),
+        env=ignition.environment() | options.pop("env", {}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -72,7 +72,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=embedded.environment(),
+        env=ignition.environment(),
         capture_output=True,
         check=True,
     )
@@ -89,7 +89,7 @@ def test_a_run_imports_no_tls_and_leaves_it_to_be_imported() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=PATIENCE,
@@ -102,7 +102,7 @@ def test_the_manual_is_what_the_commands_say() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "cli.py"
     done = subprocess.run(
         [sys.executable, page, "--check"],
-        env=embedded.environment(),
+        env=ignition.environment(),
         capture_output=True,
         timeout=PATIENCE,
         check=False,
@@ -334,7 +334,7 @@ def test_closed_streams_are_as_good_as_dev_null(closed: str) -> None:
             "-c",
             "cat; echo out; echo err >&2; exit 5",
         ],
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=PATIENCE,
@@ -398,6 +398,42 @@ def test_long_output_passes_without_being_collected() -> None:
         assert end_of(process) == 0
 
 
+# -- run: its start ---------------------------------------------------------------
+
+
+def test_the_engine_that_came_up_meanwhile_is_the_one_it_uses() -> None:
+    with started("run", "sh", "-c", "echo up; read line") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert len(tree.children(process.pid)) == 1
+        process.communicate(b"\n")
+
+
+def test_a_mistake_that_is_found_while_the_engine_comes_up_ends_it(
+    tmp_path: Path,
+) -> None:
+    log = f"{tmp_path}/log"  # which is in the supervisor's command line
+    done = creche("run", "--limit", "nice=99", "true", env={"CRECHE_LOG": log})
+    assert not tagged(log)
+    assert done.returncode == 125
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(b"creche: ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_whatever_ends_it_while_the_engine_comes_up_ends_that(
+    number: signal.Signals,
+) -> None:
+    with started("run", "sleep", "99") as process:
+        eventually(lambda: tree.children(process.pid))
+        (supervisor,) = tree.children(process.pid)
+        process.send_signal(number)
+        assert end_of(process) in (-number, 128 + number)
+        eventually(lambda: not alive(supervisor))
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
 # -- run: signals -----------------------------------------------------------------
 
 
@@ -446,7 +482,7 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
     line = "trap '' INT; exec \"$@\""
     with subprocess.Popen(
         ["sh", "-c", line, "sh", *RUN, "cat"],
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:

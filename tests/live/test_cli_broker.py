@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import actors
-from actors import blocking, embedded
+from actors import blocking, ignition
 from broker import auth
 from tests.helpers import alive, eventually, gone, python, tag, tagged
 from tests.live.children import REST, program
@@ -36,7 +36,7 @@ def creche(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
     plain: dict[str, Any] = {} if "input" in options else {"stdin": subprocess.DEVNULL}
     return subprocess.run(
         [*CRECHE, *words],
-        env=embedded.environment() | options.pop("env", {}),
+        env=ignition.environment() | options.pop("env", {}),
         capture_output=True,
         timeout=PATIENCE,
         check=False,
@@ -182,7 +182,7 @@ def test_what_happens_is_told_line_by_line(broker: str) -> None:
     number = left("--", "sleep", "99")
     with subprocess.Popen(
         [*CRECHE, "ps", "--watch", "--json"],
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdout=subprocess.PIPE,
     ) as watching:
         assert watching.stdout is not None
@@ -209,7 +209,7 @@ def test_logs_are_followed_to_the_end(broker: str) -> None:
     number = left("-i", "--", "sh", "-c", "echo one; read x; echo two")
     with subprocess.Popen(
         [*CRECHE, "logs", "-f", number],
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdout=subprocess.PIPE,
     ) as following:
         assert following.stdout is not None
@@ -223,7 +223,7 @@ def test_logs_end_quietly_with_their_reader(broker: str) -> None:
     number = left("--", *python("while True: print('y' * 999)"))
     with subprocess.Popen(
         [*CRECHE, "logs", "-f", number],
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as following:
@@ -393,7 +393,7 @@ def test_bash_completes_the_verbs(tmp_path: Path) -> None:
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", line],
-        env=embedded.environment() | {"PATH": path},
+        env=ignition.environment() | {"PATH": path},
         capture_output=True,
         timeout=PATIENCE,
         check=True,
@@ -434,7 +434,7 @@ def test_without_an_extra_it_says_what_to_install(
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "screen", *words, number],
-        env=embedded.environment(),
+        env=ignition.environment(),
         capture_output=True,
         timeout=PATIENCE,
         check=False,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actors import blocking, embedded
+from actors import blocking, ignition
 from tests.helpers import eventually, python
 from tests.parts import serving
 from tests.person import CRECHE, LONGEST, PATIENCE, Person
@@ -38,7 +38,7 @@ def broker(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def creche(*words: str) -> "subprocess.CompletedProcess[bytes]":
     return subprocess.run(
         [*CRECHE, *words],
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=PATIENCE,

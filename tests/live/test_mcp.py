@@ -14,7 +14,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import actors
-from actors import embedded
+from actors import ignition
 from actors.agents import server as mcp_server, toolbox, tools
 from tests.helpers import (
     NOT_BLOCKED,
@@ -120,7 +120,7 @@ async def within() -> AsyncIterator[Tools]:
 async def connected() -> AsyncIterator[Tools]:
     """Connect a client to a server of its own, at the streams of that."""
     server = StdioServerParameters(
-        command=sys.executable, args=["-c", QUICK], env=embedded.environment()
+        command=sys.executable, args=["-c", QUICK], env=ignition.environment()
     )
     async with Client(server) as client:
         yield Tools(client)
@@ -513,7 +513,7 @@ def test_all_is_gone_with_the_client_that_is_killed_in_the_middle() -> None:
     word = tag()
     with subprocess.Popen(
         [sys.executable, "-c", CLIENT, line(daemons(word))],
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as client:
@@ -540,7 +540,7 @@ def test_all_is_gone_with_the_server_whose_client_reads_no_more(how: str) -> Non
     ]
     with subprocess.Popen(
         CRECHE_MCP,
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -580,7 +580,7 @@ def test_without_the_sdk_it_says_what_to_install() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=embedded.environment(),
+        env=ignition.environment(),
         capture_output=True,
         timeout=PATIENCE,
         check=False,
@@ -594,7 +594,7 @@ def test_without_the_sdk_it_says_what_to_install() -> None:
 def test_without_an_engine_it_says_why() -> None:
     done = subprocess.run(
         [*CRECHE_MCP, "--endpoint", "ipc:///no/such/broker"],
-        env=embedded.environment(),
+        env=ignition.environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=PATIENCE,

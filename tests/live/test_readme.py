@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actors import embedded
+from actors import ignition
 from tests.helpers import NOT_BLOCKED
 
 pytestmark = pytest.mark.live
@@ -26,7 +26,7 @@ def test_the_example_prints_what_it_says(tmp_path: Path) -> None:
     script.write_text(program)
     done = subprocess.run(
         [sys.executable, "-W", "error", script],
-        env=embedded.environment(),
+        env=ignition.environment(),
         capture_output=True,
         text=True,
         timeout=NOT_BLOCKED,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import actors
-from actors import embedded, rehearsal, session
+from actors import ignition, rehearsal, session
 from actors.launch import Launch
 from actors.process import Process
 from broker import aftermath, journal, tree
@@ -446,7 +446,7 @@ def test_the_command_ends_with_1_while_something_is_left(
 def recovering(*words: str) -> "subprocess.CompletedProcess[bytes]":
     return subprocess.run(
         [sys.executable, "-m", "actors", "recover", *words],
-        env=embedded.environment(),
+        env=ignition.environment(),
         capture_output=True,
         timeout=2 * NOT_BLOCKED,
         check=False,

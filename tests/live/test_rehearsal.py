@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from actors import rehearsal
+from actors import Engine, rehearsal
 from actors.ambient import Surroundings
 from actors.settings import Settings
 from actors.spec import MARK_DIGITS, Spec
 from broker import opening
 from broker.wire import unpack
+from tests.live.children import command_line, engine_processes
 
 pytestmark = pytest.mark.live
 
@@ -80,3 +81,14 @@ def test_a_rehearsal_is_given_the_terms_that_most_children_have() -> None:
     terms, _ = unpack(usual.to_wire())
     rehearsed_terms, _ = unpack(rehearsal.launch((b"x",)))
     assert rehearsed_terms == terms
+
+
+@pytest.mark.parametrize(
+    ("warm", "worker"), [(1, opening.LONE_WORKER), (2, opening.WORKER)]
+)
+async def test_a_pool_rehearses_if_it_keeps_workers_ready(
+    warm: int, worker: str
+) -> None:
+    async with Engine(settings=Settings(warm=warm)) as engine:
+        (pool,) = engine_processes(engine)["pool"]
+        assert worker.encode() in command_line(pool).split(b"\0")
