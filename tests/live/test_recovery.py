@@ -381,7 +381,9 @@ async def test_s51_a_record_that_says_nothing_certain_is_kept_and_told(
 async def test_s51_a_record_that_its_pool_removes_meanwhile_is_over(
     moment: str, tmp_path: Path, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with crashing(tmp_path, WAITS) as crashed:
+    word = tag()
+    with crashing(tmp_path, daemons(word)) as crashed:
+        marked(word, 4)
         crashed.crash()
         ((path, _),) = records(runtime_dir).items()
         text, look = aftermath._text, aftermath._Case.look
@@ -402,6 +404,7 @@ async def test_s51_a_record_that_its_pool_removes_meanwhile_is_over(
         assert [finding.kind for finding in found] == ["killed"] * (moment == "read")
         assert not path.exists()
         assert leftovers(runtime_dir) == []
+        end(tagged(word))
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, partial(os.symlink, "/none")])
