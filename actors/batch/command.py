@@ -18,7 +18,7 @@ from actors.batch.records import (
 )
 from actors.batch.runner import Batch, Plan
 from actors.batch.source import Combinations, Lines
-from actors.console.stdio import ReaderGone, fill
+from actors.console.stdio import ReaderGone
 
 
 class Misused(Exception):
@@ -59,7 +59,6 @@ def run(order: Order) -> int:
         OSError: output or results are refused, by a full disk for one.
         EngineError: the engine ended, or could not be had.
     """
-    fill()  # before a file is opened: the joblog would be our stdout
     with ExitStack() as stack:
         try:
             source = _source(order.words)

@@ -39,20 +39,19 @@ def attach(
     A session with a terminal is left by the detach keys, one with pipes by Ctrl-C. It
     goes on. Once it ends, so does this, with its exit code; 125 is trouble here.
     """
-    from actors.console import attaching, keys, stdio  # noqa: PLC0415 - see the package
+    from actors.console import attaching, keys  # noqa: PLC0415 - see the package
 
     try:
         leave = b"".join(keys.keys(detach_keys))
     except ValueError as unknown:
         hint = "'--detach-keys'"
         raise click.BadParameter(str(unknown), param_hint=hint) from unknown
-    stdio.fill()
     status = words.finish(
         attaching.attach(
             words.broker(endpoint), session, keys=leave, watch=watch, replay=not new
         )
     )
     if status is None:
-        click.echo(f"creche: detached from {session}", err=True)
+        words.say(f"detached from {session}")
         return
     sys.exit(exit_codes.of_status(status))

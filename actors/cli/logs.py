@@ -22,8 +22,7 @@ def logs(session: str, endpoint: str | None, *, since: int, follow: bool) -> Non
     Each stream goes to the one here. That is what its broker keeps of it, by default
     the newest 2 MiB; what is not kept any more is told on stderr.
     """
-    from actors.console import operating, stdio  # noqa: PLC0415 - see the package's docstring
+    from actors.console import operating  # noqa: PLC0415 - see the package's docstring
 
-    stdio.fill()
     broker = words.broker(endpoint)
     words.finish(operating.logs(broker, session, follow=follow, since=since))

@@ -1,6 +1,5 @@
 """`creche run`: one child in the foreground, or left to a broker."""
 
-import dataclasses
 import json
 import math
 import sys
@@ -158,7 +157,8 @@ def _env_files(
     "as_json",
     is_flag=True,
     help="Report its end as JSON on stderr: exit_code, code, signal, cause, usage, "
-    "times in seconds, bytes written; with --detach its start, on stdout.",
+    "started, execed and ended (Unix time), wall_time in seconds, written (bytes of "
+    "each stream), or error and message; with --detach its start, on stdout.",
 )
 @words.ENDPOINT
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -183,14 +183,13 @@ def run(
         if not code:
             words.tell(json.dumps(report) if as_json else str(report["id"]))
             return
-    elif left["name"] is not None or left["ttl"] is not None:
-        raise click.UsageError("--name and --ttl need --detach")
     else:
+        words.leave_out(left, ("name", "ttl"), "--name and --ttl need --detach")
         code, report = _guarded(lambda: _join(command, given, endpoint or None))
     if as_json:
-        click.echo(json.dumps({"exit_code": code, **report}), err=True)
+        words.tell(json.dumps({"exit_code": code, **report}), err=True)
     elif "message" in report:
-        click.echo(f"creche: {report['message']}", err=True)
+        words.say(report["message"])
     sys.exit(code)
 
 
@@ -201,7 +200,7 @@ Report = tuple[int, dict[str, Any]]
 def _guarded(work: Callable[[], Report]) -> Report:
     """Do it, and tell trouble of the engine from the command's."""
     lean.import_event_loop()
-    from actors.console import stdio  # noqa: PLC0415 - see the package's docstring
+    from actors.console import objects, stdio  # noqa: PLC0415 - see the package
     from broker.errors import EngineError  # noqa: PLC0415
 
     try:
@@ -211,10 +210,7 @@ def _guarded(work: Callable[[], Report]) -> Report:
     except KeyboardInterrupt:  # before there was a child to interrupt
         return exit_codes.INTERRUPTED, {"cause": "interrupted"}
     except EngineError as error:
-        return exit_codes.of_failure(error), {
-            "error": error.code,
-            "message": str(error),
-        }
+        return exit_codes.of_failure(error), objects.failure(error)
     except OSError as error:  # our stdout is on a full disk, for one
         told = {"error": "system", "message": words.sentence(error)}
         return exit_codes.ENGINE_TROUBLE, told
@@ -223,12 +219,12 @@ def _guarded(work: Callable[[], Report]) -> Report:
 def _join(
     command: tuple[str, ...], given: dict[str, Any], endpoint: str | None
 ) -> Report:
-    from actors.console import foreground  # noqa: PLC0415
+    from actors.console import foreground, objects  # noqa: PLC0415
 
     grace = given.pop("grace")
     ended = foreground.run(command, _options(given), endpoint, grace=grace)
     status = ended.status
-    report = {**dataclasses.asdict(status), "written": ended.written}
+    report = {**objects.end(status), "written": ended.written}
     if status.returncode is None:
         report["message"] = f"nobody knows how the command ended: {status.cause}"
     return exit_codes.of_status(status), report

@@ -41,7 +41,6 @@ def write(session: str, data: str | None, endpoint: str | None, **given: Any) ->
     Without DATA and --keys it is what comes from stdin here. It is written once this
     ends with 0.
     """
-    from actors.console import operating, stdio  # noqa: PLC0415 - see the package's docstring
+    from actors.console import operating  # noqa: PLC0415 - see the package's docstring
 
-    stdio.fill()
     words.finish(operating.write(words.broker(endpoint), session, data, **given))

@@ -67,7 +67,6 @@ def run(
         ReaderGone: stdout or stderr was closed by its reader.
         SpawnFailed, InvalidRequest, BrokerLost: as for `Engine.spawn`.
     """
-    stdio.fill()
     return asyncio.run(_run(argv, options, endpoint, grace))
 
 

@@ -731,6 +731,6 @@ async def test_recover_says_what_it_found_and_did(tmp_path: Path) -> None:
             "kind": "stopped",
             "name": "helper",
             "owner": "test",
-            "reason": "",
+            "message": "",
         }
         assert await asyncio.to_thread(recover) == "nothing was left\n"
