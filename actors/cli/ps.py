@@ -28,7 +28,8 @@ def ps(endpoint: str | None, scope: str | None, **given: bool) -> None:
     (Unix time), wall_time in seconds, code, signal, cause (null while it runs), dropped
     (bytes of output no longer kept), owner_alive, metadata. With --watch as well, each
     is a line, and so is what happens: event, id, scope, time, code, signal, cause,
-    error, message, missed (events that came too fast).
+    error, message, missed (events that came too fast, or while the broker was lost;
+    the sessions there are follow again).
     """
     from actors.console import objects, operating  # noqa: PLC0415 - see the package
 
@@ -67,7 +68,7 @@ def _as_line(what: "Snapshot | Lifecycle") -> str:
     if isinstance(what, Snapshot):
         return words.fitted("  ".join(map(str, _row(what))))
     why = what.error or (words.end(what.status) if what.status else "")
-    return f"{what.id}  {what.kind}  {why}  {what.scope}".rstrip()
+    return f"{what.id or '-'}  {what.kind}  {why}  {what.scope}".rstrip()
 
 
 def _row(found: "Snapshot") -> tuple[object, ...]:

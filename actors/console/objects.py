@@ -76,7 +76,7 @@ def event(happened: actors.Lifecycle) -> dict[str, Any]:
     """Return what is told of something that happened to a session."""
     return {
         "event": happened.kind,
-        "id": happened.id,
+        "id": happened.id or None,
         "scope": happened.scope,
         "time": date(happened.time),
         **_ended(happened.status),

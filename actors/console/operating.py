@@ -160,12 +160,18 @@ async def listed(
 async def happening(
     endpoint: str, scope: str | None
 ) -> AsyncGenerator[actors.Snapshot | actors.Lifecycle, None]:
-    """Yield the sessions there are, then what happens to any, without end."""
+    """Yield the sessions there are, then what happens to any, without end.
+
+    Once something of that was missed, the sessions there are come again.
+    """
     async with operating(endpoint) as engine, engine.events(scope) as events:
         for found in await engine.children(scope):
             yield found
         async for event in events:
             yield event
+            if event.missed:
+                for found in await engine.children(scope):
+                    yield found
 
 
 async def stats(endpoint: str, word: str) -> actors.Stats:
