@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import os
 import random
 import signal
@@ -409,6 +410,24 @@ def test_s46_a_client_that_stood_still_too_long_finds_no_session(
         program.signal(signal.SIGCONT)
         assert program.said("answers") == ["SessionNotFound"] * 3
         assert program.said("usable") == ["on"]
+
+
+async def test_the_sessions_are_listed_again_once_a_broker_was_lost(
+    shared: Program, endpoint: str
+) -> None:
+    brokers = Brokers(shared)
+    watch = [sys.executable, "-m", "actors", "ps", "--watch", "--json"]
+    async with actors.Engine(endpoint) as engine:
+        child = await engine.spawn(["cat"], stdin="pipe")
+        with running(*watch, "--endpoint", endpoint) as watching:
+            listed = json.loads(await asyncio.to_thread(watching.line))
+            assert (listed["id"], listed["state"]) == (child.id, "running")
+            await brokers.lose()
+            warning = json.loads(await asyncio.to_thread(watching.line))
+            assert (warning["event"], warning["id"]) == ("warning", None)
+            assert (warning["error"], warning["missed"]) == ("broker-lost", 1)
+            again = json.loads(await asyncio.to_thread(watching.line))
+            assert (again["id"], again["state"]) == (child.id, "running")
 
 
 async def test_s52_whoever_watches_is_told_that_a_broker_was_lost(
