@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from actors.batch import joblog, report
 from actors.batch.jobs import Job
 from actors.batch.outcome import Outcome
-from actors.batch.spool import STREAMS, Results, Spool
+from actors.batch.spool import STREAMS, Results, Spool, named
 from actors.batch.wording import place
 
 OBJECTS: Final = ".jsonl"
@@ -73,13 +73,13 @@ class Appended:
         """
         end = self._end
         try:
-            for piece in pieces:
-                _write(self._fd, piece, end)
-                end += len(piece)
-        except OSError as refused:
+            with named(self._path):
+                for piece in pieces:
+                    _write(self._fd, piece, end)
+                    end += len(piece)
+        except OSError:
             self.cut(self._end)
-            why = refused.errno, refused.strerror, self._path
-            raise OSError(*why) from refused
+            raise
         self._end = end
 
     def close(self) -> None:

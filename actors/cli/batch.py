@@ -99,7 +99,7 @@ class _Halt(click.ParamType[Any]):
 @click.option(
     "--resume-failed", is_flag=True, help="The same, but run those that failed again."
 )
-@click.option("--json", "as_json", is_flag=True, help="One document on stdout.")
+@words.as_json("One document on stdout.")
 @click.option("--jsonl", "as_jsonl", is_flag=True, help="A line of JSON for each job.")
 @words.ENDPOINT
 @click.argument(

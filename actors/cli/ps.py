@@ -28,8 +28,8 @@ def ps(endpoint: str | None, scope: str | None, **given: bool) -> None:
     (Unix time), wall_time in seconds, code, signal, cause (null while it runs), dropped
     (bytes of output no longer kept), owner_alive, metadata. With --watch as well, each
     is a line, and so is what happens: event, id, scope, time, code, signal, cause,
-    error, message, missed (events that came too fast, or while the broker was lost;
-    the sessions there are follow again).
+    error, message, missed (events that came too fast, or while a broker was replaced:
+    the sessions there are come once more).
     """
     from actors.console import objects, operating  # noqa: PLC0415 - see the package
 

@@ -152,13 +152,10 @@ def _env_files(
     help="With --detach: keep its stdin open, for write and attach; it is /dev/null "
     "otherwise. Here it always is open.",
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Report its end as JSON on stderr: exit_code, code, signal, cause, usage, "
+@words.as_json(
+    "Report its end as JSON on stderr: exit_code, code, signal, cause, usage, "
     "started, execed and ended (Unix time), wall_time in seconds, written (bytes of "
-    "each stream), or error and message; with --detach its start, on stdout.",
+    "each stream), or error and message; with --detach its start, on stdout."
 )
 @words.ENDPOINT
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -11,15 +11,12 @@ from actors.cli import words
 
 @click.command(cls=words.ChildVerb)
 @click.option("--timeout", type=words.SECONDS, help="End with 124 after this.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Report its end on stdout: exit_code, code, signal, cause, usage, started, "
-    "execed and ended (Unix time), wall_time in seconds.",
+@words.as_json(
+    "Report its end on stdout: exit_code, code, signal, cause, usage, started, "
+    "execed and ended (Unix time), wall_time in seconds."
 )
 @words.BROKER
-@click.argument("session", metavar="ID")
+@words.SESSION
 def wait(
     session: str, endpoint: str | None, *, timeout: float | None, as_json: bool
 ) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
     from actors.events import ExitStatus
 
@@ -18,6 +18,7 @@ from click.core import ParameterSource
 from actors import exit_codes
 
 T = TypeVar("T")
+F = TypeVar("F", bound="Callable[..., Any]")
 
 _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -95,7 +96,15 @@ BROKER: Final = click.option(
     metavar="ipc://PATH",
     help="The broker; also CRECHE_BROKER. By default that of `creche serve`.",
 )
-AS_JSON: Final = click.option("--json", "as_json", is_flag=True, help="For programs.")
+SESSION: Final = click.argument("session", metavar="ID")
+
+
+def as_json(says: str) -> "Callable[[F], F]":
+    """Return the option by which a verb speaks to programs; `says` is its help."""
+    return click.option("--json", "as_json", is_flag=True, help=says)
+
+
+AS_JSON: Final = as_json("For programs.")
 
 
 class Trouble(click.ClickException):

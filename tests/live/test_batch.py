@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from actors import embedded
 from actors.batch.joblog import HEADER
 from actors.batch.jobs import FIELDS
 from actors.batch.records import Appended
+from actors.batch.spool import Results
 from actors.cli.batch import batch as command
 from tests.helpers import FOREVER, NOT_BLOCKED, eventually, gone, tag
 
@@ -144,22 +145,36 @@ def test_a_line_with_a_nul_fails_alone() -> None:
     assert "NUL" in jobs[1]["message"]
 
 
+@contextmanager
+def small_files(size: int) -> "Iterator[None]":
+    """Let no file of this process grow beyond so many bytes, for a block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Python ignores the signal that comes with it.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def test_a_file_that_takes_no_more_is_named_and_keeps_nothing_torn(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "log"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    file = Appended(str(path))
-    try:
-        # Python ignores the signal that comes with it.
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-        with pytest.raises(OSError, match="No space") as refused:
-            file.add([b"x" * 90, b"y" * 90])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        file.close()
+    refusal = pytest.raises(OSError, match="No space")
+    with closing(Appended(str(path))) as file, small_files(100), refusal as refused:
+        file.add([b"x" * 90, b"y" * 90])
     assert refused.value.filename == str(path)
     assert path.read_bytes() == b""
+
+
+def test_results_that_are_refused_are_named(tmp_path: Path) -> None:
+    results = Results(str(tmp_path), 7)
+    with small_files(100), pytest.raises(OSError, match="too large") as refused:
+        results.write("stdout", bytes(100_000))
+    assert refused.value.filename == f"{tmp_path}/stdout.part-7"
+    results.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bad_line_is_named_and_what_came_before_is_finished(tmp_path: Path) -> None:

@@ -608,6 +608,26 @@ def test_a_shared_broker_tells_a_descriptor(tmp_path: Path) -> None:
         assert end_of(server) == 0
 
 
+def test_a_shared_broker_needs_no_stream(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    reading, writing = os.pipe()
+    words = ["serve", "--endpoint", endpoint, "--ready-fd", str(writing)]
+    with subprocess.Popen(
+        ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *CRECHE, *words],
+        env=embedded.environment(),
+        pass_fds=(writing,),
+    ) as server:
+        os.close(writing)
+        with open(reading, "rb") as told:
+            assert told.read() == f"{endpoint}\n".encode()
+        streams = [os.readlink(f"/proc/{server.pid}/fd/{fd}") for fd in range(3)]
+        assert streams == [os.devnull] * 3
+        done = creche("run", "--endpoint", endpoint, "echo", "on")
+        server.terminate()
+        assert end_of(server) == 0
+    assert (done.returncode, done.stdout) == (0, b"on\n")
+
+
 def test_a_grace_that_is_too_long_is_told_as_a_mistake_in_the_words() -> None:
     done = creche("serve", "--grace", "2h")
     assert done.returncode == 2
