@@ -3054,15 +3054,19 @@ def test_s46_a_client_that_comes_back_too_late_finds_nothing_lost(lost: Lost) ->
     assert released(lost.happen(Tick())) == [worker]
     lost.back()
     again = SPAWN | {"token": "t", "again": True}
-    assert isinstance(refusal(lost.ask(A, Kind.SPAWN, body=again)), NOT_FOUND)
+    assert isinstance(
+        refusal(lost.ask(A, Kind.SPAWN, body=again)), errors.SessionNotFound
+    )
     lost.idle(worker, session)
-    assert isinstance(refusal(lost.ask(A, Kind.SPAWN, body=again)), NOT_FOUND)
+    assert isinstance(
+        refusal(lost.ask(A, Kind.SPAWN, body=again)), errors.SessionNotFound
+    )
     known = refusal(lost.ask(A, Kind.SPAWN, body=again | {"again": False}))
     assert isinstance(known, errors.InvalidRequest)
     for claimed in (lost.claim(session), lost.visits(session, peer=A)):
         (told_,) = claimed
         assert isinstance(told_, ToClient)
-        assert told_.message.body["code"] == NOT_FOUND.code
+        assert told_.message.body["code"] == errors.SessionNotFound.code
     assert session not in lost.router.sessions
 
 
@@ -3072,9 +3076,6 @@ def test_s46_a_spawn_asked_again_hears_of_a_worker_that_is_lost(lost: Lost) -> N
     lost.happen(WorkerGone(worker, 0, True))
     again = lost.ask(A, Kind.SPAWN, body=SPAWN | {"token": "t", "again": True})
     assert isinstance(refusal(again), errors.WorkerLost)
-
-
-NOT_FOUND = errors.SessionNotFound
 
 
 def test_s46_sessions_of_a_client_that_does_not_come_back_end(lost: Lost) -> None:
