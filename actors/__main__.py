@@ -5,7 +5,6 @@ again and again while they come, and once more at the end, takes 25 ms of 145.
 """
 
 import gc
-import os
 from typing import Final
 
 YOUNG: Final = 50_000
@@ -14,7 +13,6 @@ YOUNG: Final = 50_000
 
 def main() -> None:
     """Be the command."""
-    fill()
     gc.set_threshold(YOUNG)
     from actors.cli import main as verbs  # noqa: PLC0415 - see above
 
@@ -22,18 +20,6 @@ def main() -> None:
         verbs(prog_name="creche")
     finally:
         gc.freeze()  # the interpreter looks through what is left otherwise
-
-
-def fill() -> None:
-    """Open /dev/null for each standard stream that was closed when we started.
-
-    The next file opened would take its number, and get a child's output.
-    """
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
 
 
 if __name__ == "__main__":

@@ -175,6 +175,12 @@ class Connection:
             elif isinstance(error, errors.SessionOwned) and own is not None:
                 own.released = True
                 self.forget(own, error)
+            elif isinstance(error, errors.SessionNotFound):  # we came back too late
+                self._visited.pop(number, None)
+                self.records.pop(number, None)
+                for record in told:
+                    record.released = True
+                    record.fail(error)
 
     def _on_lost(self) -> None:
         for record in self._all():

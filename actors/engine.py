@@ -255,6 +255,9 @@ class Engine:
     ) -> Service:
         """Return a service that is ready; it is started unless it runs already.
 
+        It runs once in this engine for all who ask; other engines have their own, also
+        at the same broker.
+
         It is stopped when the last of those who got it has closed it, or the engine is
         closed. Cancelling this gives the start up, unless somebody else waits for it;
         the stop command runs then, too.

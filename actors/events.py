@@ -473,14 +473,16 @@ class Lifecycle:
 
     Attributes:
         kind: What happened.
-        id: The session's number.
+        id: The session's number; 0 if it is about the broker.
         scope: Name of its scope, empty without one.
         sequence: Number of this event in its stream; those missed have theirs too.
         time: Stamp of the event.
         status: How the child ended, with `exited` and `closed`; None if it is unknown.
-        error: Why, with `failed` and `lost`; with `warning` it names the limit.
+        error: Why, with `failed` and `lost`; with `warning` it names the limit, or is
+            `BrokerLost`: a shared broker was replaced.
         missed: Events that were dropped since the one before, because this stream was
-            256 behind.
+            256 behind; 1 for all that happened while the broker was replaced. What is
+            there now is in the snapshots of `children`.
     """
 
     kind: LifecycleKind

@@ -3,6 +3,7 @@
 import weakref
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 from actors.events import Lifecycle
@@ -13,6 +14,7 @@ from broker.wire import Kind, Message
 if TYPE_CHECKING:
     import asyncio
 
+REPLACED: Final = "the broker was replaced: what happened meanwhile nobody knows"
 STEP: Final = 64
 """Events taken between two words to the broker; a quarter of what it sends ahead."""
 
@@ -22,6 +24,10 @@ class LifecycleStream:
 
     It ends with its engine. The broker sends 256 events ahead of what was taken, and
     counts the rest: a slow consumer finds their number in the next event's `missed`.
+
+    A shared broker that is lost tells nothing until another one has taken its place,
+    and nobody knows what happened meanwhile. A `warning` of session 0 and `BrokerLost`
+    says so, at once, and counts as one missed event: what is there now is to be listed.
     """
 
     def __init__(self, link: Link, scope: str | None) -> None:
@@ -30,6 +36,8 @@ class LifecycleStream:
         self._inbox: deque[Lifecycle] = deque()
         self._waiters: set[asyncio.Future[None]] = set()
         self._taken = 0
+        self._before = 0
+        self._last = 0
         self._end: errors.EngineError | None = None
         self._closed = False
         feed = weakref.WeakMethod(self._feed)
@@ -39,11 +47,11 @@ class LifecycleStream:
                 method(message)
 
         def again() -> None:
-            if (method := begin()) is not None:
+            if (method := resume()) is not None:
                 method()
 
         self._scope = scope
-        begin = weakref.WeakMethod(self._begin)
+        resume = weakref.WeakMethod(self._resume)
         link.listen(self._number, hear, again)
         self._begin()
         self._finalizer = weakref.finalize(self, _stop, link, self._number)
@@ -53,6 +61,23 @@ class LifecycleStream:
         """Have a broker tell what happens; of what it told none is taken yet."""
         self._taken = -len(self._inbox)
         self._link.post(Kind.WATCH, 0, self._number, {"scope": self._scope})
+
+    def _resume(self) -> None:
+        """Begin at another broker, and tell that nobody knows what was before."""
+        self._before = self._last + 2  # one for what was missed, one for this event
+        self._add(
+            Lifecycle(
+                kind="warning",
+                id=0,
+                scope=self._scope or "",
+                sequence=self._before,
+                time=self._link.loop.time(),
+                status=None,
+                error=errors.BrokerLost(REPLACED),
+                missed=1,
+            )
+        )
+        self._begin()
 
     def __aiter__(self) -> Self:
         return self
@@ -95,9 +120,15 @@ class LifecycleStream:
 
     def _feed(self, message: Message) -> None:
         if message.kind is Kind.LIFECYCLE:
-            self._inbox.append(Lifecycle.from_wire(message.session, message.body))
+            event = Lifecycle.from_wire(message.session, message.body)
+            self._add(replace(event, sequence=self._before + event.sequence))
         else:
             self._end = error_of(message)
+            self._wake()
+
+    def _add(self, event: Lifecycle) -> None:
+        self._last = event.sequence
+        self._inbox.append(event)
         self._wake()
 
     def _wake(self) -> None:

@@ -75,7 +75,8 @@ def endpoint_path(endpoint: str | None) -> bytes:
     if endpoint is None:
         return b""
     if endpoint.startswith("tcp://"):
-        raise InvalidRequest("endpoint", "tcp:// needs keys, which do not exist yet")
+        absent = "tcp:// is not in this version: give ipc:///ABSOLUTE/PATH"
+        raise InvalidRequest("endpoint", absent)
     path = endpoint.removeprefix("ipc://")
     if path == endpoint or not path.startswith("/") or path.endswith("/"):
         raise InvalidRequest("endpoint", f"{endpoint!r} is not ipc:///ABSOLUTE/PATH")

@@ -19,7 +19,7 @@ import psutil
 from broker import capacity, cgroup, tree
 from broker.registry import Capacity
 
-__all__ = ["Finding", "Host", "report", "versions"]
+__all__ = ["Capability", "Host", "report", "versions"]
 
 # From asm-generic/socket.h, Linux 6.5; Python has no name for it yet.
 SO_PEERPIDFD = 77
@@ -38,7 +38,7 @@ SESSION_MEMORY = 1 << 20
 """Bytes of an idle session, its child not counted."""
 
 
-class Finding(NamedTuple):
+class Capability(NamedTuple):
     """One thing that a machine offers, or not as it could.
 
     Attributes:
@@ -120,17 +120,17 @@ class Host:
         return min(least, Capacity(self.memory_available // SESSION_MEMORY, "memory"))
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def capabilities(self) -> tuple[Capability, ...]:
         """What there is to say of each capability."""
         return tuple(
-            Finding(name, advice if falls_short(self) else "")
+            Capability(name, advice if falls_short(self) else "")
             for name, (falls_short, advice) in _CAPABILITIES.items()
         )
 
     @property
     def degraded(self) -> tuple[str, ...]:
         """One sentence for each thing that is worse here than it could be."""
-        return tuple(found.advice for found in self.findings if found.advice)
+        return tuple(found.advice for found in self.capabilities if found.advice)
 
 
 def _below(limit: int | None, enough: int) -> bool:

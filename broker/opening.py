@@ -158,6 +158,7 @@ def _name_journal() -> str:
 
 
 def _settle(log: str | None) -> None:
+    _fill_streams()
     if os.getpid() != os.getsid(0):
         with suppress(PermissionError):  # leads its group: `serve` in a terminal
             os.setsid()
@@ -167,6 +168,18 @@ def _settle(log: str | None) -> None:
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(fd, 2)
         os.close(fd)
+
+
+def _fill_streams() -> None:
+    """Open /dev/null for each standard stream that is closed.
+
+    Else the lease page would be our stdout, and be written to when we are ready.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _keep_from_pool(fd: int) -> None:

@@ -96,6 +96,8 @@ START_TIMEOUT: Final = 30.0
 """Seconds that a worker may take to start a child: exec may wait for a slow disk."""
 ROOM_TIMEOUT: Final = DROP_TIMEOUT + 2 * HUNG_MARGIN
 """Seconds that a spawn waits at least for what was ended to make room for it."""
+GIVEN_UP: Final = "it was given up: nobody came back for it in time"
+"""What a client is told that comes back later than a grace after its broker."""
 RETRY_AFTER: Final = 1.0
 """Seconds after which a spawn that found no room may find some."""
 
@@ -281,7 +283,7 @@ class Router(Keeper):
         for number in message.body["sessions"]:
             session = self.sessions.get(number)
             if session is None or not self._may(client, session):
-                self._claim_lost(client, number)
+                self._claim_absent(client, number)
             elif session.client not in (0, client.id):
                 base = Message(Kind.ERROR, client.id, 0, number, self.epoch)
                 self._out.append(
@@ -298,14 +300,27 @@ class Router(Keeper):
         """Tell a client that came back what it has not heard of one that it visits."""
         session = self.sessions.get(number)
         if session is None or not self._may(client, session):
-            lost = Message(Kind.ERROR, client.id, 0, number, self.epoch)
-            self._out.append(ToClient(client.peer, failure(lost, errors.WorkerLost())))
+            self._tell_absence(client, number)
         else:
             session.visitors.add(client.id)
             self._tell_end(client, session)
 
-    def _claim_lost(self, client: Client, number: int) -> None:
-        """Have a session that is nowhere be lost: its worker was, and nobody told."""
+    def _tell_absence(self, client: Client, number: int) -> None:
+        """Tell a client that came back of a session that is nowhere.
+
+        Its worker was lost, and nobody told; or this client comes so late that the
+        session was given up.
+        """
+        late = self.settles is None
+        fault = errors.SessionNotFound(GIVEN_UP) if late else errors.WorkerLost()
+        absent = Message(Kind.ERROR, client.id, 0, number, self.epoch)
+        self._out.append(ToClient(client.peer, failure(absent, fault)))
+
+    def _claim_absent(self, client: Client, number: int) -> None:
+        """Have a session that is nowhere be lost, unless it was given up."""
+        if self.settles is None:
+            self._tell_absence(client, number)
+            return
         ids = number, client.id, client.owner, "", f"lost {number}", 0
         session = Session(*ids, kill_on_drop=True, state=State.LOST)
         given = FIRST_SESSION <= number < FIRST_SESSION + self.numbers[SESSION]
@@ -591,11 +606,7 @@ class Router(Keeper):
     def _spawn_again(self, client: Client, message: Message, known: int | None) -> None:
         session = self.sessions.get(known) if known is not None else None
         if session is None or session.state in (State.LEAVING, State.LOST):
-            fault = errors.InvalidRequest(
-                "request_id",
-                "was used by a spawn that failed, was cancelled or is over",
-            )
-            self._refuse(client, message, fault)
+            self._refuse(client, message, _over(session, message))
         elif session.client not in (0, client.id):
             self._refuse(client, message, errors.SessionOwned())
         else:
@@ -812,6 +823,20 @@ class Router(Keeper):
             ttl = message.body["ttl"]
             self._orphan(session, session.detach_ttl if ttl is None else ttl)
             self._answer(client, message.reply(Kind.REPLY))
+
+
+def _over(session: Session | None, spawn: Message) -> errors.EngineError:
+    """Return what a spawn is told whose token is that of one that is over.
+
+    A client that asks again because its broker was lost came too late; any other uses
+    the name of a spawn that it knows of.
+    """
+    if not spawn.body["again"]:
+        what = "was used by a spawn that failed, was cancelled or is over"
+        return errors.InvalidRequest("request_id", what)
+    if session is not None and session.state is State.LOST:
+        return errors.WorkerLost()
+    return errors.SessionNotFound(GIVEN_UP)
 
 
 Answer = Callable[[Router, Client, Message], None]

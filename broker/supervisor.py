@@ -69,17 +69,13 @@ class Supervisor:
         self.options = options
         self.home, self.page, self.records, self.pool = opening
         self.directory = open_directory(options.endpoint)
-        self.directory.lock()
-        if options.endpoint is None:
-            auth.RunDirectory.sweep_stale(os.path.dirname(self.directory.location))
-        else:  # the client that embeds an engine has done it
-            aftermath.sweep(os.path.dirname(os.fsencode(self.records)))
-        self.directory.operator_key()
-        name = os.path.basename(auth.endpoint_path(options.endpoint))
-        self.name = name or auth.BROKER_SOCKET
-        self.listener = self.directory.listen(self.name)
-        self.lifeline = self.directory.listen(auth.LIFELINE_SOCKET)
-        self.journal = open_journal(os.fsencode(self.records))
+        try:
+            self._take_place()
+        except BaseException:
+            # In that of a shared broker may be what made it fail, and is not ours.
+            if options.endpoint is None and self.directory.locked:
+                self.directory.remove()
+            raise
         self.wake = pool.wake_on_child()
         self.ending = False
         self.announced = False
@@ -98,6 +94,20 @@ class Supervisor:
         self.broker_pid = 0
         self.control: Leg
         self.secret = os.urandom(32)
+
+    def _take_place(self) -> None:
+        """Lock the directory, and make what lies in it, and the journal."""
+        self.directory.lock()
+        if self.options.endpoint is None:
+            auth.RunDirectory.sweep_stale(os.path.dirname(self.directory.location))
+        else:  # the client that embeds an engine has done it
+            aftermath.sweep(os.path.dirname(os.fsencode(self.records)))
+        self.directory.operator_key()
+        name = os.path.basename(auth.endpoint_path(self.options.endpoint))
+        self.name = name or auth.BROKER_SOCKET
+        self.listener = self.directory.listen(self.name)
+        self.lifeline = self.directory.listen(auth.LIFELINE_SOCKET)
+        self.journal = open_journal(os.fsencode(self.records))
 
     @property
     def endpoint(self) -> str:

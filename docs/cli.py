@@ -21,6 +21,45 @@ TOP: Final = """\
 
 What `creche --help` and `creche VERB --help` say, on one page. It is written by
 `python docs/cli.py`; the tests compare it with the commands.
+
+## Options and variables
+
+What is written on the command line comes before a variable. A variable is a habit:
+where its option does not apply, because it needs another one that is not given (`run
+--ttl` needs `--detach`, `batch --resume` needs `--joblog`) or because it and one that
+is given exclude each other (`batch --json` and `--jsonl`), it counts for nothing. On
+the command line the same is a mistake, and told. A variable that is empty is none.
+
+## Streams
+
+What is asked for is on stdout, words for people are on stderr. If stdout does not take
+what is written to it, because it is closed or on a full disk, that is trouble like any
+other. Words that stderr does not take are lost, and change nothing.
+
+## JSON
+
+The same fact has the same name in every verb. A point in time is *Unix time*, seconds
+as a float; every other time is a duration in seconds, every size in bytes. A field that
+is not known is null.
+
+| field | meaning | of |
+|---|---|---|
+| `id` | number of a session; of a batch's job the `id` in its line | `ps` `top` `kill` `recover` `run -d` `batch` |
+| `name`, `scope`, `metadata` | what it is called, its scope (empty without one), its pairs | `ps` `top` `run -d` |
+| `argv`, `cwd`, `tty`, `pid` | its words, directory, `[rows, cols]`, process | `ps` `top` `run -d` |
+| `command` | of a batch's job the command line, as in the joblog | `batch` |
+| `state` | `starting`, `running`, `exited` (its output is still open), `closed` | `ps` `top` |
+| `event`, `time`, `missed` | what happened, when, and how many events are missing before this one | `ps --watch` (`event` also `batch`) |
+| `started`, `execed`, `ended`, `last_used` | Unix time of the start, of the program's, of the end, of the last write, poll, resize or signal | `run` `wait` `ps` `batch`, `started` also in `survivors` |
+| `wall_time` | from the start to the end, or until now | `run` `wait` `ps` `top` `batch` |
+| `code`, `signal`, `core`, `cause` | how it ended: as in `ExitStatus`; a batch's job that could not be started has the cause `failed` | `run` `wait` `ps` `batch` |
+| `exit_code` | what this command ends with | `run` `wait` `batch` |
+| `error`, `message` | an error's code (those of PROTOCOL.md), and its sentence | `run` `kill` `ps --watch` `batch`, `message` also `recover` |
+| `usage` | `user`, `sys` (processor time), `max_rss`, `voluntary`, `involuntary`, `tree_peak` | `run` `wait` `batch` |
+| `written` | bytes of output, by stream | `run` `batch` |
+| `dropped` | bytes of output that are not kept any more; in a batch's summary jobs that were killed before their end | `ps` `stats` `batch` |
+| `cpu_time`, `memory`, `processes` | of the whole tree, so far and now | `stats` `top` (`cpu_time` also of a batch) |
+| `signalled`, `reaped`, `survivors`, `leftovers` | as in `KillReceipt` and `ExitStatus` | `kill`, `leftovers` of `run` `wait` |
 """
 EXIT_CODES: Final = """\
 ## Exit codes

@@ -263,7 +263,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a dead leader makes a service ready",
-        "actors/services/service.py",
+        "actors/services/running.py",
         'if line and (await child.snapshot()).state == "running":',
         "if line:",
         "test_services.py::"
@@ -271,14 +271,14 @@ MUTATIONS = (
     ),
     Mutation(
         "stopping waits for no call",
-        "actors/services/service.py",
+        "actors/services/running.py",
         "await self._idle.wait()",
         "pass",
         "test_services.py::test_s49_stopping_waits_for_calls_and_lets_no_new_one_begin",
     ),
     Mutation(
         "a service that was given up is not stopped",
-        "actors/services/service.py",
+        "actors/services/running.py",
         "        stopped = await stop(self._connection, files, record)\n",
         "        stopped = failure or await stop(self._connection, files, record)\n",
         "test_services.py::test_s48_a_start_that_is_given_up_is_cancelled",

@@ -32,7 +32,7 @@ def row(job: Job, outcome: Outcome) -> bytes:
         str(job.seq),
         ":",
         f"{outcome.started:.3f}",
-        f"{outcome.runtime:10.3f}",
+        f"{outcome.wall_time:10.3f}",
         "0",
         str(outcome.stdout),
         str(outcome.exitval),

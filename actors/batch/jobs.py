@@ -73,12 +73,15 @@ class Job:
 def of_line(seq: int, line: str) -> Job:
     """Return the job of a line without its end.
 
+    Any line is a command for a shell, also one that cannot be started, for the NUL in
+    it: then this job fails, and no other.
+
     Raises:
         BadJob: it is none; the message does not say which line.
     """
     if _OBJECT.match(line):
         return _of_object(seq, line)
-    return _checked(Job(seq, line, line, {"shell": True}, (line,)))
+    return Job(seq, line, line, {"shell": True}, (line,))
 
 
 def _checked(job: Job) -> Job:

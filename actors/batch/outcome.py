@@ -26,7 +26,8 @@ class Outcome:
         stdout: Bytes it wrote there, in its last attempt.
         stderr: Bytes it wrote there.
         late: Whether it was ended because its time was over.
-        failure: Why it could not be started, or was given up; None if it was not.
+        error: The code of why it could not be started, or was given up; None if not.
+        failure: The same as a sentence.
         failure_code: The exit code that stands for that.
     """
 
@@ -36,11 +37,12 @@ class Outcome:
     stdout: int = 0
     stderr: int = 0
     late: bool = False
+    error: str | None = None
     failure: str | None = None
     failure_code: int = exit_codes.ENGINE_TROUBLE
 
     @property
-    def runtime(self) -> float:
+    def wall_time(self) -> float:
         """How long the last attempt took, seconds."""
         return 0.0 if self.status is None else self.status.wall_time
 

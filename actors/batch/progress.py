@@ -62,6 +62,6 @@ def view() -> View:
 
 def tell(words: str) -> None:
     """Write words to stderr."""
-    with suppress(BrokenPipeError):  # nobody reads them, so nobody misses them
+    with suppress(OSError):  # nobody reads them, so nobody misses them
         sys.stderr.write(f"creche: {words}\n")
         sys.stderr.flush()

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import itertools
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
@@ -11,7 +12,7 @@ from typing import Final, Protocol
 from actors.batch import joblog, report
 from actors.batch.jobs import Job
 from actors.batch.outcome import Outcome
-from actors.batch.spool import STREAMS, Results, Spool
+from actors.batch.spool import STREAMS, Results, Spool, named
 from actors.batch.wording import place
 
 OBJECTS: Final = ".jsonl"
@@ -33,16 +34,25 @@ class Appended:
     """
 
     def __init__(self, path: str) -> None:
+        self._path = path
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as refused:
             raise Unusable(f"{path}: {refused.strerror}") from refused
         self._end = 0
         try:
+            self._check()
+        except Unusable:
+            os.close(self._fd)
+            raise
+
+    def _check(self) -> None:
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            raise Unusable(f"{self._path}: is no regular file: it could not be resumed")
+        try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(self._fd)
-            raise Unusable(f"{path}: another batch writes to it") from None
+            raise Unusable(f"{self._path}: another batch writes to it") from None
 
     def lines(self) -> Iterator[bytes]:
         """Yield what is in it, line by line."""
@@ -58,13 +68,15 @@ class Appended:
         """Add an entry.
 
         Raises:
-            OSError: it is refused, by a full disk for one; nothing of it stays.
+            OSError: it is refused, by a full disk for one, and names the file; nothing
+                of it stays.
         """
         end = self._end
         try:
-            for piece in pieces:
-                _write(self._fd, piece, end)
-                end += len(piece)
+            with named(self._path):
+                for piece in pieces:
+                    _write(self._fd, piece, end)
+                    end += len(piece)
         except OSError:
             self.cut(self._end)
             raise

@@ -1,19 +1,20 @@
 """What programs are told of jobs: JSON objects. Pure.
 
 Fields of a job that ended: `event` (`ended`), `seq`, `id`, `command`, `inputs`,
-`started` (seconds since 1970), `runtime`, `attempts`, `ok`, `code` (None unless it
-exited), `signal` (None unless it died of one), `cause` (of `ExitStatus`, or
-`failed`), `error` (a sentence, if it could not be started), `user`, `sys` (seconds of
-processor time), `max_rss` (bytes), `stdout_bytes`, `stderr_bytes`, and either `stdout`
-and `stderr`, as UTF-8 with a mark in place of what is not, or `results`, their
-directory.
+`started` (Unix time), `wall_time` (seconds), `attempts`, `ok`, `code` (None unless it
+exited), `signal` (None unless it died of one), `cause` (of `ExitStatus`, or `failed`),
+`error` and `message` (a code and a sentence, if it could not be started), `usage` (of
+`ExitStatus`), `written` (bytes of each stream), and either `stdout` and `stderr`, as
+UTF-8 with a mark in place of what is not, or `results`, their directory.
 """
 
 import codecs
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
+import actors
 from actors.batch.jobs import Job
 from actors.batch.outcome import Outcome
 
@@ -24,26 +25,24 @@ Streams = Mapping[str, Iterable[bytes]]
 def ended(job: Job, outcome: Outcome) -> dict[str, Any]:
     """Return the fields of a job that ended, but for its output."""
     status = outcome.status
-    usage = None if status is None else status.usage
+    usage = actors.Usage() if status is None else status.usage
     return {
         "event": "ended",
         "seq": job.seq,
         "id": job.id,
         "command": job.command,
         "inputs": list(job.inputs),
-        "started": round(outcome.started, 3),
-        "runtime": round(outcome.runtime, 3),
+        "started": round(outcome.started, 6),
+        "wall_time": round(outcome.wall_time, 6),
         "attempts": outcome.attempts,
         "ok": outcome.ok,
         "code": None if status is None else status.code,
         "signal": None if status is None else status.signal,
         "cause": outcome.cause,
-        "error": outcome.failure,
-        "user": 0.0 if usage is None else usage.user,
-        "sys": 0.0 if usage is None else usage.sys,
-        "max_rss": 0 if usage is None else usage.max_rss,
-        "stdout_bytes": outcome.stdout,
-        "stderr_bytes": outcome.stderr,
+        "error": outcome.error,
+        "message": outcome.failure,
+        "usage": asdict(usage),
+        "written": {"stdout": outcome.stdout, "stderr": outcome.stderr},
     }
 
 

@@ -263,7 +263,7 @@ class Batch:
         last = b"" if outcome.ok else spool.last(LAST_BYTES)
         self._tally.ended(job, outcome, last)
         if outcome.ok and self._pace is not None:
-            self._pace.note(outcome.runtime)
+            self._pace.note(outcome.wall_time)
             for began, clock in self._clocks.values():
                 self._set(clock, began)
         tally, halt = self._tally, self._plan.halt
@@ -296,9 +296,13 @@ class Batch:
         except actors.BrokerLost:
             raise
         except actors.EngineError as error:
-            code = exit_codes.of_failure(error)
             return Outcome(
-                None, started, attempt, failure=str(error), failure_code=code
+                None,
+                started,
+                attempt,
+                error=error.code,
+                failure=str(error),
+                failure_code=exit_codes.of_failure(error),
             )
         sizes = spool.sizes["stdout"], spool.sizes["stderr"]
         return Outcome(status, started, attempt, *sizes, late=late)

@@ -8,7 +8,7 @@ result.
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import IO, Final
 
 STREAMS: Final = ("stdout", "stderr")
@@ -18,6 +18,21 @@ IN_MEMORY: Final = 32 * 1024
 """Bytes of a stream that are kept in memory; more goes into a file."""
 PIECE: Final = 64 * 1024
 """Bytes read back at once."""
+
+
+@contextmanager
+def named(path: str) -> Iterator[None]:
+    """Have an error of a file that is open tell which file that is.
+
+    Raises:
+        OSError: with its name.
+    """
+    try:
+        yield
+    except OSError as refused:
+        if refused.filename is not None:
+            raise
+        raise OSError(refused.errno, refused.strerror, path) from refused
 
 
 class Spool:
@@ -38,10 +53,15 @@ class Spool:
         """Add output.
 
         Raises:
-            OSError: it is refused, by a full disk for one.
+            OSError: it is refused, by a full disk for one; it says where.
         """
         self.sizes[stream] += len(data)
-        self._files[stream].write(data)
+        with named(self._path(stream)):
+            self._files[stream].write(data)
+
+    def _path(self, _name: str) -> str:
+        """Return where it goes, for people."""
+        return tempfile.gettempdir()
 
     def pieces(self, stream: str) -> Iterator[bytes]:
         """Yield what was written to a stream."""
@@ -89,10 +109,11 @@ class Results(Spool):
         Raises:
             OSError: that is refused.
         """
-        with open(self._path("seq"), "wb") as file:
+        with named(self._path("seq")), open(self._path("seq"), "wb") as file:
             file.write(str(self._seq).encode())
         for stream in STREAMS:
-            self._files[stream].flush()
+            with named(self._path(stream)):
+                self._files[stream].flush()
         for name in RESULTS:
             os.replace(self._path(name), os.path.join(self._directory, name))
 

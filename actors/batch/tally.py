@@ -55,7 +55,7 @@ class Tally:
             usage = outcome.status.usage
             self.cpu += usage.user + usage.sys
             self.peak = max(self.peak, usage.max_rss)
-        entry = (outcome.runtime, -job.seq, job.command[: _WIDTH + 1])
+        entry = (outcome.wall_time, -job.seq, job.command[: _WIDTH + 1])
         heapq.heappush(self._slowest, entry)
         if len(self._slowest) > SLOWEST:
             heapq.heappop(self._slowest)
@@ -82,9 +82,9 @@ class Tally:
             "failed": self.failed,
             "skipped": self.skipped,
             "dropped": self.dropped,
-            "wall": round(wall, 3),
-            "cpu": round(self.cpu, 3),
-            "peak_memory": self.peak,
+            "wall_time": round(wall, 6),
+            "cpu_time": round(self.cpu, 6),
+            "max_rss": self.peak,
         }
 
     def line(self, wall: float) -> str:

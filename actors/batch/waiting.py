@@ -17,7 +17,7 @@ async def write(fd: int, data: bytes) -> None:
 
     Raises:
         BrokenPipeError: nobody does any more.
-        OSError: it is refused, by a full disk for one.
+        OSError: it is refused, by a full disk for one; it names the stream.
     """
     rest = memoryview(data)
     left = SHARE
@@ -30,6 +30,10 @@ async def write(fd: int, data: bytes) -> None:
         except BlockingIOError:
             left = 0  # somebody made the shared file non-blocking, and it is full
             continue
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise stdio.refused(fd, error) from error
         rest = rest[count:]
         left -= count
 

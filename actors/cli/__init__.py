@@ -6,11 +6,13 @@ or to a mistake, has no time for an event loop.
 """
 
 import importlib
-from typing import Final
+import sys
+from typing import Any, Final
 
 import click
 
 from actors import __version__
+from actors.cli import words
 
 VERBS: Final = (
     "run",
@@ -36,6 +38,19 @@ VERBS: Final = (
 
 class Verbs(click.Group):
     """Finds a command in its module."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run what the command line says, and end with its exit code."""
+        words.open_streams()
+        try:
+            return super().main(*args, **extra)
+        except OSError as refused:
+            if refused.filename is not None:
+                raise
+            # What click itself writes is on stdout: the help, or the version.
+            trouble = words.unwritten(refused)
+            trouble.show()
+            sys.exit(trouble.exit_code)
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         """Return the verbs."""
@@ -71,7 +86,8 @@ def main() -> None:
     """Run commands as children that never outlive their owner.
 
     Options that are habits are also variables: `run --timeout` is CRECHE_RUN_TIMEOUT.
-    Those that are meant for one call, or may be repeated, are not.
+    Those that are meant for one call, or may be repeated, are not. A variable whose
+    option does not apply to a call counts for nothing there.
     Sizes are bytes, or 64K, 1.5M, 2G (powers of 1024); times are seconds, or 250ms,
     10s, 5m, 2h.
     """

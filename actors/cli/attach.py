@@ -26,7 +26,7 @@ from actors.console.keys import DETACH_KEYS
     help="Show what comes, not what is kept.",
 )
 @words.BROKER
-@click.argument("session", metavar="ID")
+@words.SESSION
 def attach(
     session: str, endpoint: str | None, detach_keys: str, *, watch: bool, new: bool
 ) -> None:
@@ -52,6 +52,6 @@ def attach(
         )
     )
     if status is None:
-        click.echo(f"creche: detached from {session}", err=True)
+        words.say(f"detached from {session}")
         return
     sys.exit(exit_codes.of_status(status))

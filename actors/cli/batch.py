@@ -99,7 +99,7 @@ class _Halt(click.ParamType[Any]):
 @click.option(
     "--resume-failed", is_flag=True, help="The same, but run those that failed again."
 )
-@click.option("--json", "as_json", is_flag=True, help="One document on stdout.")
+@words.as_json("One document on stdout.")
 @click.option("--jsonl", "as_jsonl", is_flag=True, help="A line of JSON for each job.")
 @words.ENDPOINT
 @click.argument(
@@ -128,15 +128,24 @@ def batch(arguments: tuple[str, ...], **options: Any) -> None:
     except KeyboardInterrupt:  # before there was anything to interrupt
         sys.exit(exit_codes.INTERRUPTED)
     if message is not None:
-        click.echo(f"creche: {message}", err=True)
+        words.say(message)
     sys.exit(code)
 
 
 def _check(arguments: tuple[str, ...], options: dict[str, Any]) -> None:
-    if (options["resume"] or options["resume_failed"]) and not options["joblog"]:
-        raise click.UsageError("--resume needs --joblog: it says what is finished")
+    """Refuse words that do not go together; leave out variables that do not apply."""
+    for name in ("joblog", "results"):
+        if options[name] == "":
+            raise click.UsageError(f"--{name} names no file")
+    if not options["joblog"]:
+        words.leave_out(
+            options,
+            ("resume", "resume_failed"),
+            "--resume needs --joblog: it says what is finished",
+        )
     if options["as_json"] and options["as_jsonl"]:
-        raise click.UsageError("--json and --jsonl exclude each other")
+        habit = "as_json" if words.written("as_jsonl") else "as_jsonl"
+        words.leave_out(options, (habit,), "--json and --jsonl exclude each other")
     if not arguments and os.isatty(0):
         raise click.UsageError("give files of jobs, - for stdin, or COMMAND ::: ARG…")
 

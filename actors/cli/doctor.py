@@ -44,7 +44,7 @@ def doctor(*, as_json: bool) -> None:
     facts = {"creche": __version__, **dataclasses.asdict(found)}
     facts |= {"sessions": room.sessions, "sessions_end": room.resource}
     if as_json:
-        fine = {name: not advice for name, advice in found.findings}
+        fine = {name: not advice for name, advice in found.capabilities}
         told = {**facts, "capabilities": fine, "degraded": found.degraded}
         words.tell(json.dumps(told))
         return
@@ -52,7 +52,7 @@ def doctor(*, as_json: bool) -> None:
     lines.append("")
     lines += [
         _line(name, f"- {advice}" if advice else "fine")
-        for name, advice in found.findings
+        for name, advice in found.capabilities
     ]
     words.tell("\n".join(lines))
 

@@ -10,8 +10,7 @@ from actors import exit_codes
 from actors.cli import words
 
 if TYPE_CHECKING:
-    from actors.events import KillReceipt
-    from broker.errors import EngineError
+    from actors.console.operating import Killed
 
 
 @click.command(cls=words.Verb)
@@ -39,41 +38,51 @@ def kill(
     """End sessions with everything they started.
 
     It says so once that is proven, and ends with 0 if nothing of any is left, else
-    with 1. With --json it is one array of objects: id (as given), signalled and reaped
-    (numbers of processes), survivors (objects of pid, started, uid, state), error
-    (null, or why nothing was done).
+    with 1. Nor is it 0 if there is no such session, or none in the scope. With --json
+    it is one array of objects: id (null if there is none of that name), given (the word
+    for it), signalled and reaped (numbers of processes), survivors (objects of pid,
+    started, uid, state), error and message (null, or why nothing was done).
     """
     from actors.console import operating  # noqa: PLC0415 - see the package's docstring
 
     if not (sessions or given["everything"] or given["scope"] is not None):
         raise click.UsageError("name the sessions: ID..., --scope or --all")
     found = words.finish(operating.kill(words.broker(endpoint), sessions, **given))
-    facts = [_facts(word, answer) for word, answer in found]
+    facts = [_facts(one) for one in found]
     if as_json:
         words.tell(json.dumps(facts))
     else:
         for fact in facts:
-            words.tell(_line(fact))
+            line = _line(fact)
+            words.say(line) if fact["error"] else words.tell(line)
     left = any(fact["error"] or fact["survivors"] for fact in facts)
     sys.exit(exit_codes.TROUBLE if left else 0)
 
 
-def _facts(word: str, answer: "KillReceipt | EngineError") -> dict[str, Any]:
-    import dataclasses  # noqa: PLC0415 - 4 ms that `--help` has no time for
+def _facts(killed: "Killed") -> dict[str, Any]:
+    from actors.console import objects  # noqa: PLC0415 - see the package's docstring
+    from actors.events import KillReceipt  # noqa: PLC0415
 
-    if isinstance(answer, Exception):
-        counts = {"signalled": 0, "reaped": 0, "survivors": []}
-        return {"id": word, **counts, "error": str(answer)}
-    return {"id": word, **dataclasses.asdict(answer), "error": None}
+    answer = killed.answer
+    receipt = KillReceipt(0, 0, ()) if isinstance(answer, Exception) else answer
+    return {
+        "id": killed.id,
+        "given": killed.word,
+        "signalled": receipt.signalled,
+        "reaped": receipt.reaped,
+        "survivors": objects.survivors(receipt.survivors),
+        **objects.failure(answer if isinstance(answer, Exception) else None),
+    }
 
 
 def _line(fact: dict[str, Any]) -> str:
+    word = fact["given"]
     if fact["error"]:
-        return f"{fact['id']}: {fact['error']}"
+        return f"{word}: {fact['message']}"
     if fact["survivors"]:
         left = ", ".join(f"{s['pid']} ({s['state']})" for s in fact["survivors"])
-        return f"{fact['id']}: still alive: {left}"
+        return f"{word}: still alive: {left}"
     if not fact["signalled"]:
-        return f"{fact['id']}: nothing was left of it"
+        return f"{word}: nothing was left of it"
     count = fact["signalled"]
-    return f"{fact['id']}: {count} process{'es' if count > 1 else ''} ended"
+    return f"{word}: {count} process{'es' if count > 1 else ''} ended"

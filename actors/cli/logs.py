@@ -15,7 +15,7 @@ from actors.cli import words
     help="Leave out so many bytes of all it wrote, as `stats` counts them.",
 )
 @words.BROKER
-@click.argument("session", metavar="ID")
+@words.SESSION
 def logs(session: str, endpoint: str | None, *, since: int, follow: bool) -> None:
     """Write what session ID has written.
 

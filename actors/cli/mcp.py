@@ -1,10 +1,16 @@
 """`creche mcp`: tools for an agent."""
 
+import fcntl
+import os
 from importlib.util import find_spec
+from typing import Final
 
 import click
 
 from actors.cli import words
+
+NEEDED: Final = (("stdin", "read", os.O_WRONLY), ("stdout", "written to", os.O_RDONLY))
+"""What the client talks through: the streams in their order, and what refuses that."""
 
 
 @click.command(cls=words.Verb)
@@ -18,6 +24,14 @@ def mcp(endpoint: str | None) -> None:
     """
     if find_spec("mcp") is None:
         raise words.Trouble("it needs the MCP SDK: pip install 'creche[mcp]'")
+    _check_streams()
     from actors.agents import stdio  # noqa: PLC0415 - see the package's docstring
 
     stdio.run(endpoint or None)
+
+
+def _check_streams() -> None:
+    for fd, (name, what, refusing) in enumerate(NEEDED):
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == refusing:
+            why = f"{name} cannot be {what}: that is where the client is to be"
+            raise words.Trouble(why)

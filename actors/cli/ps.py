@@ -2,7 +2,7 @@
 
 import json
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,12 +24,14 @@ def ps(endpoint: str | None, scope: str | None, **given: bool) -> None:
     """List the sessions of a running broker.
 
     With --json it is one array of objects: id, name, scope, state (starting, running,
-    exited, closed), pid, argv, cwd, tty ([rows, cols] or null), wall_time in seconds,
-    code, signal, cause (null while it runs), dropped (bytes of output no longer kept),
-    owner_alive, metadata. With --watch as well, each is a line, and so is what happens:
-    event, id, scope, time, status, error, missed (events that came too fast).
+    exited, closed), pid, argv, cwd, tty ([rows, cols] or null), started and last_used
+    (Unix time), wall_time in seconds, code, signal, cause (null while it runs), dropped
+    (bytes of output no longer kept), owner_alive, metadata. With --watch as well, each
+    is a line, and so is what happens: event, id, scope, time, code, signal, cause,
+    error, message, missed (events that came too fast, or while a broker was replaced:
+    the sessions there are come once more).
     """
-    from actors.console import operating  # noqa: PLC0415 - see the package's docstring
+    from actors.console import objects, operating  # noqa: PLC0415 - see the package
 
     broker = words.broker(endpoint)
     if given["watch"]:
@@ -37,49 +39,39 @@ def ps(endpoint: str | None, scope: str | None, **given: bool) -> None:
         return
     found = words.finish(operating.listed(broker, scope, ended=given["ended"]))
     if given["as_json"]:
-        words.tell(json.dumps([operating.described(one) for one in found]))
+        words.tell(json.dumps([objects.session(one) for one in found]))
     else:
         words.tell(words.fitted(words.table(HEADS, map(_row, found))))
 
 
 async def _watch(broker: str, scope: str | None, *, as_json: bool) -> None:
     from actors.console import operating  # noqa: PLC0415
-    from actors.events import Snapshot  # noqa: PLC0415
 
     line = _as_json if as_json else _as_line
     async with aclosing(operating.happening(broker, scope)) as happening:
         async for what in happening:
-            known = operating.described(what) if isinstance(what, Snapshot) else None
-            words.tell(line(what, known))
+            words.tell(line(what))
 
 
-def _as_json(what: "Snapshot | Lifecycle", known: dict[str, Any] | None) -> str:
-    return json.dumps(known or _event(what))  # type: ignore[arg-type]  # known if not
+def _as_json(what: "Snapshot | Lifecycle") -> str:
+    from actors.console import objects  # noqa: PLC0415
+    from actors.events import Snapshot  # noqa: PLC0415
+
+    if isinstance(what, Snapshot):
+        return json.dumps(objects.session(what))
+    return json.dumps(objects.event(what))
 
 
-def _as_line(what: "Snapshot | Lifecycle", known: dict[str, Any] | None) -> str:
-    if known is not None:
-        return words.fitted("  ".join(map(str, _row(what))))  # type: ignore[arg-type]
-    event = _event(what)  # type: ignore[arg-type]  # not known: it is one
-    why = event["status"] or event["error"] or ""
-    return f"{event['id']}  {event['event']}  {why}  {event['scope']}".rstrip()
+def _as_line(what: "Snapshot | Lifecycle") -> str:
+    from actors.events import Snapshot  # noqa: PLC0415
 
-
-def _event(event: "Lifecycle") -> dict[str, Any]:
-    return {
-        "event": event.kind,
-        "id": event.id,
-        "scope": event.scope,
-        "time": event.time,
-        "status": None if event.status is None else words.end(event.status),
-        "error": None if event.error is None else str(event.error),
-        "missed": event.missed,
-    }
+    if isinstance(what, Snapshot):
+        return words.fitted("  ".join(map(str, _row(what))))
+    why = what.error or (words.end(what.status) if what.status else "")
+    return f"{what.id or '-'}  {what.kind}  {why}  {what.scope}".rstrip()
 
 
 def _row(found: "Snapshot") -> tuple[object, ...]:
-    import shlex  # noqa: PLC0415
-
     state = found.state if found.status is None else words.end(found.status)
     return (
         found.id,
@@ -88,5 +80,5 @@ def _row(found: "Snapshot") -> tuple[object, ...]:
         found.pid or "-",
         words.duration(found.wall_time),
         found.scope or "-",
-        " ".join(shlex.join(found.argv).split()),
+        words.command(found.argv),
     )

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -10,7 +10,8 @@ from actors import exit_codes
 from actors.cli import words
 
 if TYPE_CHECKING:
-    from actors.recovery import Recovery
+    from actors.recovery import Recovery, Stopped
+    from broker.aftermath import Finding
 
 DONE: Final = {"killed", "stopped"}
 """Kinds of findings of which nothing is left."""
@@ -27,9 +28,9 @@ def recover(*, as_json: bool) -> None:
     killed, which services of dead programs were stopped, and which records are kept for
     a later time, because somebody could not be ended, or nobody can say whose it is.
 
-    With `--json`: one document. `trees` has `kind` (killed, kept, unknown), `session`,
-    `pids`, `reason`, `record`; `services` has `kind` (stopped, failed, kept, unknown),
-    `name`, `owner`, `reason`, `record`.
+    With `--json`: one document. `trees` has `kind` (killed, kept, unknown), `id`,
+    `pids`, `message`, `record`; `services` has `kind` (stopped, failed, kept, unknown),
+    `name`, `owner`, `message`, `record`.
     """
     from actors import blocking  # noqa: PLC0415 - see the package's docstring
 
@@ -37,14 +38,20 @@ def recover(*, as_json: bool) -> None:
         found = engine.recovered
     if as_json:
         rows = {
-            "trees": [tree._asdict() for tree in found.trees],
-            "services": [service._asdict() for service in found.services],
+            "trees": [_facts(tree, session="id") for tree in found.trees],
+            "services": [_facts(service) for service in found.services],
         }
         words.tell(json.dumps(rows))
     else:
         words.tell("\n".join(_lines(found)) or "nothing was left")
     kinds = {tree.kind for tree in found.trees} | {one.kind for one in found.services}
     sys.exit(exit_codes.TROUBLE if kinds - DONE else 0)
+
+
+def _facts(found: "Finding | Stopped", **other: str) -> dict[str, Any]:
+    """Return the fields of a finding by the names that they have in every verb."""
+    names = {"reason": "message", **other}
+    return {names.get(name, name): v for name, v in found._asdict().items()}
 
 
 def _lines(found: "Recovery") -> list[str]:

@@ -9,7 +9,7 @@ CELLS = click.IntRange(1, 65535)
 
 @click.command(cls=words.Verb)
 @words.BROKER
-@click.argument("session", metavar="ID")
+@words.SESSION
 @click.argument("rows", type=CELLS)
 @click.argument("cols", type=CELLS)
 def resize(session: str, rows: int, cols: int, endpoint: str | None) -> None:

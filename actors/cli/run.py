@@ -1,6 +1,5 @@
 """`creche run`: one child in the foreground, or left to a broker."""
 
-import dataclasses
 import json
 import math
 import sys
@@ -155,12 +154,10 @@ def _env_files(
     help="With --detach: keep its stdin open, for write and attach; it is /dev/null "
     "otherwise. Here it always is open.",
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Report its end as JSON on stderr: exit_code, code, signal, cause, usage, "
-    "times in seconds, bytes written; with --detach its start, on stdout.",
+@words.as_json(
+    "Report its end as JSON on stderr: exit_code, code, signal, cause, usage, "
+    "started, execed and ended (Unix time), wall_time in seconds, written (bytes of "
+    "each stream), or error and message; with --detach its start, on stdout."
 )
 @words.ENDPOINT
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -185,14 +182,13 @@ def run(
         if not code:
             words.tell(json.dumps(report) if as_json else str(report["id"]))
             return
-    elif left["name"] is not None or left["ttl"] is not None:
-        raise click.UsageError("--name and --ttl need --detach")
     else:
+        words.leave_out(left, ("name", "ttl"), "--name and --ttl need --detach")
         code, report = _guarded(lambda: _join(command, given, endpoint or None))
     if as_json:
-        click.echo(json.dumps({"exit_code": code, **report}), err=True)
+        words.tell(json.dumps({"exit_code": code, **report}), err=True)
     elif "message" in report:
-        click.echo(f"creche: {report['message']}", err=True)
+        words.say(report["message"])
     sys.exit(code)
 
 
@@ -215,16 +211,15 @@ def _guarded(work: Callable[[], Report]) -> Report:
 
 def _trouble(error: Exception) -> Report | None:
     """Return what to report of an error; None: it is a mistake of this program."""
-    from actors.console.stdio import ReaderGone  # noqa: PLC0415 - see the package's docstring
+    from actors.console import objects, stdio  # noqa: PLC0415 - see the package
     from broker.errors import EngineError  # noqa: PLC0415
 
-    if isinstance(error, ReaderGone):
+    if isinstance(error, stdio.ReaderGone):
         return exit_codes.READER_GONE, {"cause": "reader-gone"}
     if isinstance(error, EngineError):
-        told = {"error": error.code, "message": str(error)}
-        return exit_codes.of_failure(error), told
+        return exit_codes.of_failure(error), objects.failure(error)
     if isinstance(error, OSError):  # our stdout is on a full disk, for one
-        told = {"error": "system", "message": str(words.sentence(error))}
+        told = {"error": "system", "message": words.sentence(error)}
         return exit_codes.ENGINE_TROUBLE, told
     return None
 
@@ -234,7 +229,7 @@ def _join(
 ) -> Report:
     if endpoint is not None:
         return _run(command, given, endpoint)
-    from actors import ignition  # noqa: PLC0415 - see the package's docstring
+    from actors import ignition  # noqa: PLC0415 - see the package
 
     with ignition.ahead(warm=WARM):
         return _run(command, given, None)
@@ -244,13 +239,13 @@ def _run(
     command: tuple[str, ...], given: dict[str, Any], endpoint: str | None
 ) -> Report:
     lean.import_event_loop()
-    from actors.console import foreground  # noqa: PLC0415
+    from actors.console import foreground, objects  # noqa: PLC0415
 
     grace = given.pop("grace")
     options = _options(given)
     ended = foreground.run(command, options, endpoint, grace=grace, warm=WARM)
     status = ended.status
-    report = {**dataclasses.asdict(status), "written": ended.written}
+    report = {**objects.end(status), "written": ended.written}
     if status.returncode is None:
         report["message"] = f"nobody knows how the command ended: {status.cause}"
     return exit_codes.of_status(status), report

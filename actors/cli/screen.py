@@ -8,12 +8,9 @@ from actors.cli import words
 
 
 @click.command(cls=words.Verb)
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="For programs: rows, cols, lines, cursor ([row, column] from 0), title, "
-    "missed (bytes of its output that are not kept any more).",
+@words.as_json(
+    "For programs: rows, cols, lines, cursor ([row, column] from 0), title, "
+    "missed (bytes of its output that are not kept any more)."
 )
 @click.option(
     "--svg",
@@ -22,7 +19,7 @@ from actors.cli import words
     help="Draw it into FILE, with its colours.",
 )
 @words.BROKER
-@click.argument("session", metavar="ID")
+@words.SESSION
 def screen(
     session: str, endpoint: str | None, svg: str | None, *, as_json: bool
 ) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @click.command(cls=words.Verb)
 @words.AS_JSON
 @words.BROKER
-@click.argument("session", metavar="ID")
+@words.SESSION
 def stats(session: str, endpoint: str | None, *, as_json: bool) -> None:
     """Tell what session ID has written, and what it uses.
 

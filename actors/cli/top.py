@@ -51,7 +51,7 @@ def top(
 
     On a terminal it is one table that changes, with the extra `ui`; elsewhere there is
     a table for each look. With --json it is a line for each look: an object with
-    sessions (id, name, scope, state, command, age, processes, cpu, memory, rate) and
+    sessions (id, name, scope, state, argv, wall_time, processes, cpu, memory, rate) and
     scopes (scope, sessions, processes, cpu, memory, rate); cpu in processors, rate in
     bytes a second.
     """
@@ -128,9 +128,9 @@ def _plain(found: Round) -> str:
 
 
 def _row(look: "Look", use: "Use") -> tuple[object, ...]:
-    time = words.duration(look.age)
+    time = words.duration(look.wall_time)
     known = (look.id, look.name or "-", look.state, time)
-    return (*known, *_cells(use), look.command)
+    return (*known, *_cells(use), words.command(look.argv))
 
 
 def _cells(use: "Use") -> tuple[str, str, str, str]:
@@ -145,7 +145,7 @@ def _cells(use: "Use") -> tuple[str, str, str, str]:
 def _facts(found: Round) -> dict[str, Any]:
     from actors.console.rates import by_scope  # noqa: PLC0415
 
-    known = ("id", "name", "scope", "state", "command", "age")
+    known = ("id", "name", "scope", "state", "argv", "wall_time")
     return {
         "sessions": [
             {**{name: getattr(look, name) for name in known}, **_used(use)}

@@ -11,14 +11,12 @@ from actors.cli import words
 
 @click.command(cls=words.ChildVerb)
 @click.option("--timeout", type=words.SECONDS, help="End with 124 after this.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Report its end on stdout: exit_code, code, signal, cause, usage, times.",
+@words.as_json(
+    "Report its end on stdout: exit_code, code, signal, cause, usage, started, "
+    "execed and ended (Unix time), wall_time in seconds."
 )
 @words.BROKER
-@click.argument("session", metavar="ID")
+@words.SESSION
 def wait(
     session: str, endpoint: str | None, *, timeout: float | None, as_json: bool
 ) -> None:
@@ -27,18 +25,16 @@ def wait(
     As of `run`: 128 + N is its death by signal N, 124 a timeout, its own or this one,
     125 trouble here.
     """
-    import dataclasses  # noqa: PLC0415 - see the package's docstring
-
-    from actors.console import operating  # noqa: PLC0415
+    from actors.console import objects, operating  # noqa: PLC0415 - see the package
     from broker.outcomes import TimedOut  # noqa: PLC0415
 
     broker = words.broker(endpoint)
     try:
         status = words.finish(operating.wait(broker, session, timeout))
     except TimedOut:
-        click.echo(f"creche: {session} still runs", err=True)
+        words.say(f"{session} still runs")
         sys.exit(exit_codes.TIMED_OUT)
     code = exit_codes.of_status(status)
     if as_json:
-        words.tell(json.dumps({"exit_code": code, **dataclasses.asdict(status)}))
+        words.tell(json.dumps({"exit_code": code, **objects.end(status)}))
     sys.exit(code)

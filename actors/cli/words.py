@@ -4,19 +4,21 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
     from actors.events import ExitStatus
 
 import click
+from click.core import ParameterSource
 
 from actors import exit_codes
 
 T = TypeVar("T")
+F = TypeVar("F", bound="Callable[..., Any]")
 
 _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -69,27 +71,48 @@ def _scaled(text: str, units: dict[str, Any]) -> float | None:
 SECONDS: Final = Seconds()
 SIZE: Final = Size()
 
+
+def _endpoint(
+    _: click.Context, parameter: click.Parameter, given: str | None
+) -> str | None:
+    """Refuse what a program would give keys for: no option here does."""
+    if given is not None and given.startswith("tcp://"):
+        absent = "tcp:// is not in this version: give ipc:///ABSOLUTE/PATH"
+        raise click.BadParameter(absent, param=parameter)
+    return given
+
+
 ENDPOINT: Final = click.option(
     "--endpoint",
     envvar="CRECHE_BROKER",
+    callback=_endpoint,
     metavar="ipc://PATH",
     help="Use this broker instead of a private one; also CRECHE_BROKER.",
 )
 BROKER: Final = click.option(
     "--endpoint",
     envvar="CRECHE_BROKER",
+    callback=_endpoint,
     metavar="ipc://PATH",
     help="The broker; also CRECHE_BROKER. By default that of `creche serve`.",
 )
-AS_JSON: Final = click.option("--json", "as_json", is_flag=True, help="For programs.")
+SESSION: Final = click.argument("session", metavar="ID")
+
+
+def as_json(says: str) -> "Callable[[F], F]":
+    """Return the option by which a verb speaks to programs; `says` is its help."""
+    return click.option("--json", "as_json", is_flag=True, help=says)
+
+
+AS_JSON: Final = as_json("For programs.")
 
 
 class Trouble(click.ClickException):
     """What could not be done, in one sentence."""
 
-    def show(self, file: IO[Any] | None = None) -> None:
+    def show(self, _file: IO[Any] | None = None) -> None:
         """Say it as all other trouble is said."""
-        click.echo(f"creche: {self.format_message()}", file=file, err=True)
+        say(self.format_message())
 
 
 class Verb(click.Command):
@@ -111,7 +134,7 @@ class Verb(click.Command):
             told = sentence(error)
             if told is None:
                 raise
-            click.echo(f"creche: {told}", err=True)
+            say(told)
             sys.exit(self.trouble)
 
 
@@ -137,6 +160,31 @@ class ChildVerb(Verb):
         except click.ClickException as mistake:
             mistake.exit_code = self.trouble  # type: ignore[misc]  # click reads it so
             raise
+
+
+def written(name: str) -> bool:
+    """Return whether an option of the verb stands on the command line itself."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.COMMANDLINE
+
+
+def leave_out(given: dict[str, Any], names: Iterable[str], why: str) -> None:
+    """Take back options that do not apply to this call.
+
+    A variable is a habit, and not always to the point; what is written is meant.
+
+    Args:
+        given: what the verb was given; there they are as if they were not.
+        names: those that do not apply.
+        why: what to tell of one that is written on the command line.
+
+    Raises:
+        UsageError: one is.
+    """
+    for name in names:
+        if written(name):
+            raise click.UsageError(why)
+        given[name] = False if isinstance(given[name], bool) else None
 
 
 def finish(work: "Coroutine[Any, Any, T]") -> T:
@@ -169,6 +217,13 @@ def broker(endpoint: str | None) -> str:
     from broker import auth  # noqa: PLC0415 - see the package's docstring
 
     return endpoint or auth.usual_endpoint(os.environ, os.geteuid())
+
+
+def command(argv: Sequence[str]) -> str:
+    """Return a command in one line, as a shell would take it."""
+    import shlex  # noqa: PLC0415 - see the package's docstring
+
+    return " ".join(shlex.join(argv).split())
 
 
 def end(status: "ExitStatus") -> str:
@@ -224,17 +279,47 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     )
 
 
-def tell(text: str) -> None:
-    """Write a line to stdout.
+def open_streams() -> None:
+    """Open a file for each standard stream that was closed when we started.
+
+    The next file opened would take its number, and get a child's output. This one
+    refuses what a closed one does: to be read, or written to.
+    """
+    refusing = enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY))
+    for fd, mode in refusing:
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, mode)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:  # of words nobody wants to hear there is no trouble
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
+def tell(text: str, *, err: bool = False) -> None:
+    """Write a line to stdout, or what is data there to stderr.
 
     Raises:
         Trouble: that was refused, by a full disk for one.
     """
     try:
-        click.echo(text)
+        click.echo(text, err=err)
     except BrokenPipeError:
         raise  # click ends quietly with the reader
     except OSError as refused:
+        raise unwritten(refused, "stderr" if err else "stdout") from refused
+
+
+def unwritten(refused: OSError, stream: str = "stdout") -> Trouble:
+    """Return the trouble that a stream does not take what is written to it."""
+    if stream == "stdout":
         # What is left in the buffer would be refused again at our end, with code 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise Trouble(f"stdout: {refused.strerror}") from refused
+    return Trouble(f"{stream}: {refused.strerror}")
+
+
+def say(text: str) -> None:
+    """Say something to people, on stderr, if anybody hears it."""
+    with suppress(OSError):
+        click.echo(f"creche: {text}", err=True)

@@ -33,7 +33,7 @@ def _keys(
     "--eof", is_flag=True, allow_from_autoenv=False, help="Close its stdin at last."
 )
 @words.BROKER
-@click.argument("session", metavar="ID")
+@words.SESSION
 @click.argument("data", required=False)
 def write(session: str, data: str | None, endpoint: str | None, **given: Any) -> None:
     """Write DATA to the stdin of session ID, as it is.

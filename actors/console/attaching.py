@@ -94,6 +94,9 @@ async def attach(
             if keyboard is not None and not keyboard.ours:
                 note = f"creche: {word} has its writer: watching only\n"
                 await stdio.put(stdio.STDERR, note.encode())
+            if not child.tty and os.isatty(stdio.STDERR):
+                note = f"creche: attached to {word}: Ctrl-C leaves it, and it goes on\n"
+                await stdio.put(stdio.STDERR, note.encode())
             types = keyboard is not None and keyboard.ours
             return await Attached(child, keys, types=types).run(replay=replay)
         finally:

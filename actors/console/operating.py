@@ -10,20 +10,19 @@ at once. Its end counts as told once one of them has visited it.
 
 import asyncio
 import os
-import shlex
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import actors
 from actors.console import stdio, terminal
+from actors.console.objects import NAME
 from actors.console.rates import Look
 from actors.console.replay import unasking
 
 OWNER: Final = b"creche run --detach"
 """The key of detached sessions; it is no secret: whoever uses it is the operator."""
-NAME: Final = "name"
 QUIT: Final = b"\x1c"
 END: Final = b"\x04"
 INTERRUPT: Final = b"\x03"
@@ -158,37 +157,21 @@ async def listed(
         return await engine.children(scope, ended=ended)
 
 
-def described(found: actors.Snapshot) -> dict[str, Any]:
-    """Return what `ps --json` tells of a session; times in seconds, sizes in bytes."""
-    status = found.status
-    return {
-        "id": found.id,
-        "name": found.metadata.get(NAME),
-        "scope": found.scope,
-        "state": found.state,
-        "pid": found.pid,
-        "argv": list(found.argv),
-        "cwd": found.cwd,
-        "tty": None if found.tty is None else [found.tty.rows, found.tty.cols],
-        "wall_time": found.wall_time,
-        "code": None if status is None else status.code,
-        "signal": None if status is None else status.signal,
-        "cause": None if status is None else status.cause,
-        "dropped": found.dropped,
-        "owner_alive": found.owner_alive,
-        "metadata": dict(found.metadata),
-    }
-
-
 async def happening(
     endpoint: str, scope: str | None
 ) -> AsyncGenerator[actors.Snapshot | actors.Lifecycle, None]:
-    """Yield the sessions there are, then what happens to any, without end."""
+    """Yield the sessions there are, then what happens to any, without end.
+
+    Once something of that was missed, the sessions there are come again.
+    """
     async with operating(endpoint) as engine, engine.events(scope) as events:
         for found in await engine.children(scope):
             yield found
         async for event in events:
             yield event
+            if event.missed:
+                for found in await engine.children(scope):
+                    yield found
 
 
 async def stats(endpoint: str, word: str) -> actors.Stats:
@@ -324,8 +307,20 @@ async def resize(endpoint: str, word: str, rows: int, cols: int) -> None:
         await child.resize(rows, cols)
 
 
-Killed = tuple[str, actors.KillReceipt | actors.EngineError]
-"""A session as it was addressed, and what became of it."""
+class Killed(NamedTuple):
+    """What became of a session.
+
+    Attributes:
+        word: How it was addressed.
+        id: Its number; None if there is none of that name.
+        answer: The receipt, or why there is none.
+    """
+
+    word: str
+    id: int | None
+    answer: actors.KillReceipt | actors.EngineError
+
+
 _UNREACHABLE: Final = (
     actors.SessionNotFound,
     actors.WorkerLost,
@@ -351,16 +346,18 @@ async def kill(
         grace: seconds between SIGTERM and SIGKILL; None: SIGKILL at once.
     """
     async with operating(endpoint) as engine:
-        named = list(words)
+        named, absent = list(words), []
         if everything or scope is not None:
             found = await engine.children(None if everything else scope)
             named += [str(session.id) for session in found]
+            if not (found or everything):
+                empty = actors.SessionNotFound("no session is in a scope of this name")
+                absent = [Killed(f"--scope {scope}", None, empty)]
         unique: dict[str, str] = {}
         for word in dict.fromkeys(named):
             unique.setdefault(await _numbered(engine, word), word)
-        ends = (_kill(engine, meant, grace) for meant in unique)
-        answers = await asyncio.gather(*ends)
-        return list(zip(unique.values(), answers, strict=True))
+        ends = (_kill(engine, meant, word, grace) for meant, word in unique.items())
+        return await asyncio.gather(*ends) + absent
 
 
 async def _numbered(engine: actors.Engine, word: str) -> str:
@@ -372,13 +369,15 @@ async def _numbered(engine: actors.Engine, word: str) -> str:
 
 
 async def _kill(
-    engine: actors.Engine, word: str, grace: float | None
-) -> actors.KillReceipt | actors.EngineError:
+    engine: actors.Engine, meant: str, word: str, grace: float | None
+) -> Killed:
+    number = int(meant) if meant.isdecimal() else None
     try:
-        child = await visit(engine, word)
-        return await (child.kill() if grace is None else child.terminate(grace))
+        child = await visit(engine, meant)
+        ended = await (child.kill() if grace is None else child.terminate(grace))
     except _UNREACHABLE as error:
-        return error
+        return Killed(word, number, error)
+    return Killed(word, number, ended)
 
 
 async def write(
@@ -468,8 +467,8 @@ async def _look(
         name=found.metadata.get(NAME, ""),
         scope=found.scope,
         state=found.state,
-        command=" ".join(shlex.join(found.argv).split()),
-        age=found.wall_time,
+        argv=found.argv,
+        wall_time=found.wall_time,
         cpu_time=now.cpu_time,
         memory=now.memory,
         processes=now.processes,

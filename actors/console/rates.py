@@ -17,8 +17,8 @@ class Look(NamedTuple):
         name: its name, empty without one.
         scope: name of its scope, empty without one.
         state: as in a snapshot.
-        command: what it runs.
-        age: since its start.
+        argv: what it runs.
+        wall_time: since its start.
         cpu_time: of its tree so far.
         memory: resident, of its tree.
         processes: of its tree.
@@ -29,8 +29,8 @@ class Look(NamedTuple):
     name: str
     scope: str
     state: str
-    command: str
-    age: float
+    argv: tuple[str, ...]
+    wall_time: float
     cpu_time: float
     memory: int
     processes: int
@@ -71,9 +71,9 @@ class Rates:
     def _use(self, look: Look) -> Use:
         before = self._before.get(look.id)
         past, cpu, written = 0.0, 0.0, 0
-        if before is not None and before.age < look.age:
-            past, cpu, written = before.age, before.cpu_time, before.written
-        time = max(look.age - past, 0.001)
+        if before is not None and before.wall_time < look.wall_time:
+            past, cpu, written = before.wall_time, before.cpu_time, before.written
+        time = max(look.wall_time - past, 0.001)
         # What processes used is not counted for a moment while they are reaped.
         busy = max(look.cpu_time - cpu, 0.0) / time
         rate = (look.written - written) / time

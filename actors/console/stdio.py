@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 STDIN, STDOUT, STDERR = range(3)
+NAMES: Final = ("stdin", "stdout", "stderr")
 PIECE: Final = 64 * 1024
 """Bytes read from stdin at once: what one message to a worker carries."""
 
@@ -24,12 +25,19 @@ async def put(fd: int, data: bytes) -> None:
 
     Raises:
         ReaderGone: nobody will read it.
-        OSError: it was refused, by a full disk for one.
+        OSError: it was refused, by a full disk for one; it names the stream.
     """
     try:
         await asyncio.to_thread(_write, fd, data)
     except BrokenPipeError:
         raise ReaderGone from None
+    except OSError as error:
+        raise refused(fd, error) from error
+
+
+def refused(fd: int, error: OSError) -> OSError:
+    """Return the error of a standard stream with its name."""
+    return OSError(error.errno, error.strerror, NAMES[fd])
 
 
 def _write(fd: int, data: bytes) -> None:

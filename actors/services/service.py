@@ -1,40 +1,21 @@
 """Services: helpers that are started once, used by many, and stopped in any case.
 
-The rules are the table of `life`; this module carries them out. Each service is one
-task, which starts the command, waits for its first line, watches it, and ends it; users
-come and go beside it. The task is nobody's but the engine's: whoever waits may be
-cancelled, the stop command runs all the same.
-
-The record (`files`) is written before the start command can run. A client that is
-killed cannot run a stop command: the start command's tree ends with it like every
-child, and the record is left, with a free lock. The next engine that starts in this
-runtime directory takes the lock, makes sure that nothing is left of the start command
-and of an earlier stop command, runs the stop command, notes its end, and removes all.
+What becomes of one is `running`'s; here are its users, and who asks for which.
 """
 
 import asyncio
-import os
-from collections import deque
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Iterable
+from typing import Any, Self
 
 from actors import checks
-from actors.aside import aside
-from actors.checks import Native
-from actors.child import Child, Data
+from actors.child import Data
 from actors.connection import Connection
-from actors.events import Chunk, Completed, Exited
+from actors.events import Completed
 from actors.oneshot import run
-from actors.services.command import KEPT, LOST, add, command, failed, merged, stop
-from actors.services.files import OUTPUT, TEMPORARY, ServiceFiles, ServiceRecord
-from actors.services.life import Happening, ServiceLife, State
+from actors.services.command import add
+from actors.services.running import Running, taken_back
 from actors.services.spec import ServiceSpec
-from actors.settings import OutputPolicy
-from actors.spec import MARK
-from broker import errors, journal
-
-if TYPE_CHECKING:
-    from actors.record import Record
+from broker import errors
 
 __all__ = ["Service", "Services"]
 
@@ -46,7 +27,7 @@ class Service:
     with the engine. An async context manager: leaving it closes it.
     """
 
-    def __init__(self, running: "Running", connection: Connection) -> None:
+    def __init__(self, running: Running, connection: Connection) -> None:
         self._running = running
         self._connection = connection
         self._closed = False
@@ -146,314 +127,6 @@ class Service:
         await self.aclose()
 
 
-class Running:
-    """One service: its task, its users and the calls on its behalf."""
-
-    def __init__(self, connection: Connection, spec: ServiceSpec) -> None:
-        self.spec = spec
-        self.users = 0
-        self.environment: dict[str, str] = {}
-        self._connection = connection
-        self._life = ServiceLife()
-        self._calls = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._unused = asyncio.Event()
-        self._why = "cancelled"
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._session: Record | None = None
-        self._tail = _Tail()
-        self._task = asyncio.ensure_future(self._live())
-        self._task.add_done_callback(self._settle)
-
-    # -- users and calls --------------------------------------------------------
-
-    @property
-    def over(self) -> bool:
-        """Whether a new user has to wait for its end, and start another one."""
-        return self._task.done() or self._life.over or self._unused.is_set()
-
-    @property
-    def used(self) -> bool:
-        """Whether somebody has it, whom its end was not told."""
-        ready = self._ready.done() and self._ready.exception() is None
-        return ready and self.users > 0
-
-    @property
-    def pid(self) -> int:
-        """The process id of the start command."""
-        assert self._session is not None  # a user has it, so it was started
-        return self._session.pid
-
-    async def ready(self) -> None:
-        """Return once it is ready.
-
-        Raises:
-            ServiceFailed: it does not get ready, or has ended since; cleaned up.
-            EngineError: the start command cannot be executed.
-        """
-        await asyncio.shield(self._ready)
-        if self._life.state is State.FALLEN:
-            raise self._fenced()
-
-    async def ended(self) -> None:
-        """Return once it has ended.
-
-        Raises:
-            EngineError: see `Service.aclose`.
-        """
-        await asyncio.shield(self._task)
-
-    async def over_with(self) -> None:
-        """Wait until it has ended, however."""
-        await asyncio.wait((self._task,))
-
-    def leave(self, why: str = "cancelled") -> None:
-        """Take one user away; with the last it is stopped.
-
-        `why` is what those are told who wait for a start that is given up.
-        """
-        self.users -= 1
-        if self.users == 0:
-            self.give_up(why)
-
-    def give_up(self, why: str) -> None:
-        """Have it stopped, whoever uses it."""
-        if not self._unused.is_set():
-            self._why = why
-            self._unused.set()
-
-    def call(self) -> "_Call":
-        """Count a call for a block.
-
-        Raises:
-            ServiceFailed: there can be none any more.
-        """
-        if self._life.state is not State.READY or self._unused.is_set():
-            raise self._fenced()
-        return _Call(self._count)
-
-    def _count(self, change: int) -> None:
-        self._calls += change
-        if self._calls:
-            self._idle.clear()
-        else:
-            self._idle.set()
-
-    def _fenced(self) -> errors.ServiceFailed:
-        if self._life.state is State.FALLEN:
-            return errors.ServiceFailed("exited", self._words("has ended by itself"))
-        return errors.ServiceFailed("dropped", self._words("is being stopped"))
-
-    def _words(self, what: str) -> str:
-        return f"the service {self.spec.name!r} of {self.spec.owner!r} {what}"
-
-    # -- its life ---------------------------------------------------------------
-
-    def _settle(self, task: "asyncio.Task[None]") -> None:
-        """Tell those who wait for the start what became of it, if nobody has."""
-        error = None if task.cancelled() else task.exception()
-        if not self._ready.done():
-            self._ready.set_exception(error or self._fenced())
-            self._ready.exception()  # maybe nobody waits any more
-
-    async def _live(self) -> None:
-        files = await aside(ServiceFiles.make)
-        try:
-            await self._go_through(files)
-        except LOST as lost:
-            self._life.on(Happening.ENGINE_LOST)
-            why = self._words("is left to the next engine, which stops it")
-            raise errors.BrokerLost(why) from lost
-        finally:
-            files.leave()
-
-    async def _go_through(self, files: ServiceFiles) -> None:
-        record = self._record(files)
-        failure = None
-        try:
-            await self._start(files, record)
-        except errors.WorkerLost as lost:  # it may have run
-            failure = errors.ServiceFailed("exited", self._words(f"was lost: {lost}"))
-        except LOST:
-            raise
-        except BaseException:
-            self._life.on(Happening.NOT_EXECUTED)
-            await aside(files.remove)
-            raise
-        child = self._child()
-        if child is not None:
-            failure = await self._become_ready(child)
-        if child is None or failure is not None:
-            self._life.on(Happening.FAILED)
-        else:
-            await self._serve(child)
-        await self._end(files, record, failure)
-
-    def _record(self, files: ServiceFiles) -> ServiceRecord:
-        """Return what goes on record before anything runs."""
-        ambient, mark = self._connection.ambient(), os.urandom(16).hex()
-        env = {os.fsdecode(k): os.fsdecode(v) for k, v in ambient.env.items() if k}
-        self.environment = {**env, os.fsdecode(MARK): mark}
-        document = self.spec.document(files.own(OUTPUT), files.own(TEMPORARY))
-        boot, space = journal.here()
-        return ServiceRecord(
-            name=self.spec.name,
-            owner=self.spec.owner,
-            stop=tuple(map(_text, self.spec.stop)),
-            environment=self.environment,
-            directory=os.fsdecode(ambient.cwd),
-            document=document.decode(),
-            boot=boot.decode(),
-            namespace=space,
-            marks=(mark, os.urandom(16).hex()),
-        )
-
-    async def _start(self, files: ServiceFiles, record: ServiceRecord) -> None:
-        try:
-            files.write(record)
-        except OSError as refused:
-            raise errors.SpawnFailed(
-                refused.errno or 0, "journal", files.path
-            ) from refused
-        spec = command(self.spec.start, record, OutputPolicy.block(KEPT))
-        self._session = await self._connection.start(spec, None, mark=record.marks[0])
-
-    def _child(self) -> Child | None:
-        if self._session is None:
-            return None
-        return Child(self._connection, self._session, owned=False)
-
-    async def _become_ready(self, child: Child) -> errors.ServiceFailed | None:
-        """Wait for the first line; return why it is not ready."""
-        waiting = asyncio.ensure_future(self._first_line(child))
-        unused = asyncio.ensure_future(self._unused.wait())
-        try:
-            await asyncio.wait((waiting, unused), return_when=asyncio.FIRST_COMPLETED)
-            if unused.done():
-                what = self._words("was given up before it was ready")
-                return errors.ServiceFailed(self._why, what)
-            await waiting
-        except TimeoutError:
-            time = self._connection.settings.service_start
-            what = self._words(f"was not ready within {time:g} s")
-            return failed("timed-out", what, None, self._tail.output())
-        except errors.OutputEnded as ended:
-            what = self._words("ended before it was ready")
-            return failed("exited", what, ended.status, self._tail.output())
-        finally:
-            await _taken_back(waiting, unused)
-        self._life.on(Happening.LINE)
-        self._ready.set_result(None)
-        return None
-
-    async def _first_line(self, child: Child) -> None:
-        """Return once it came, and the leader lives.
-
-        Its reader is lossless, so that no flood behind the line can push it out of the
-        log. Once the reader is gone, whatever comes is drained.
-
-        Raises:
-            TimeoutError: it did not come in time.
-            OutputEnded: the leader ended.
-            BrokerLost, SessionNotFound: see `Child.events`.
-        """
-        stream = child.events()
-        try:
-            async with asyncio.timeout(self._connection.settings.service_start):
-                async for event in stream:
-                    if isinstance(event, Exited):
-                        raise errors.OutputEnded(event.status)
-                    if isinstance(event, Chunk):
-                        self._tail.add(event)
-                        line = event.stream == "stdout" and b"\n" in event.data
-                        if line and (await child.snapshot()).state == "running":
-                            return
-        finally:
-            await stream.aclose()
-        raise errors.SessionNotFound
-
-    async def _serve(self, child: Child) -> None:
-        """Watch the leader until nobody uses the service and no call runs."""
-        ended = asyncio.ensure_future(child.wait())
-        unused = asyncio.ensure_future(self._unused.wait())
-        try:
-            await asyncio.wait((ended, unused), return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                ended.result()
-                self._life.on(Happening.LEADER_ENDED)
-                await child.kill()
-                await unused
-        finally:
-            await _taken_back(ended, unused)
-        self._life.on(Happening.UNUSED)
-        await self._idle.wait()
-        self._life.on(Happening.IDLE)
-
-    async def _end(
-        self,
-        files: ServiceFiles,
-        record: ServiceRecord,
-        failure: errors.ServiceFailed | None,
-    ) -> None:
-        """Run the stop command, then end the start command's tree.
-
-        Raises:
-            EngineError: the first failure; it tells of a later one as well.
-        """
-        found: list[errors.EngineError] = [failure] if failure else []
-        stopped = await stop(self._connection, files, record)
-        found += [stopped] if stopped else []
-        self._life.on(Happening.STOPPED)
-        try:
-            if self._session is not None:
-                await self._connection.release(self._session)
-        except LOST:
-            raise
-        except errors.EngineError as survived:  # the record stays: it is tried again
-            raise merged([*found, survived]) from None
-        self._life.on(Happening.GONE)
-        await aside(files.remove)
-        if found:
-            raise merged(found)
-
-
-class _Tail:
-    """The last of what a start command said before it was ready."""
-
-    def __init__(self) -> None:
-        self._pieces: deque[Chunk] = deque()
-        self._size = 0
-
-    def add(self, piece: Chunk) -> None:
-        self._pieces.append(piece)
-        self._size += len(piece.data)
-        while self._size - len(self._pieces[0].data) >= KEPT:
-            self._size -= len(self._pieces.popleft().data)
-
-    def output(self) -> tuple[bytes, bytes]:
-        """Return the last of stdout and of stderr, `KEPT` bytes in sum at most."""
-        kept = {"stdout": b"", "stderr": b""}
-        over = max(0, self._size - KEPT)
-        for piece in self._pieces:
-            kept[piece.stream] += piece.data[over:]
-            over = 0
-        return kept["stdout"], kept["stderr"]
-
-
-class _Call:
-    """A call that is counted while its block runs."""
-
-    def __init__(self, count: Callable[[int], None]) -> None:
-        self._count = count
-
-    def __enter__(self) -> None:
-        self._count(1)
-
-    def __exit__(self, *_: object) -> None:
-        self._count(-1)
-
-
 class Services:
     """The services of one engine."""
 
@@ -507,7 +180,7 @@ class Services:
                 running.give_up("cancelled")
             await ready
         finally:
-            await _taken_back(ready, fired)
+            await taken_back(ready, fired)
 
     async def get_all(
         self, specs: Iterable[ServiceSpec], cancel: object = None
@@ -552,17 +225,6 @@ class Services:
         ]
         if failed:
             raise ExceptionGroup("closing the services", failed)
-
-
-def _text(word: Native) -> str:
-    return os.fsdecode(word if isinstance(word, str | bytes) else word.__fspath__())
-
-
-async def _taken_back(*tasks: "asyncio.Future[Any]") -> None:
-    """Cancel what is not awaited any more, and wait for that."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
 
 
 async def _fired(cancel: Any) -> None:

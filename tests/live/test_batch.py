@@ -4,12 +4,13 @@ import json
 import os
 import random
 import re
+import resource
 import select
 import shlex
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ import pytest
 from actors import ignition
 from actors.batch.joblog import HEADER
 from actors.batch.jobs import FIELDS
+from actors.batch.records import Appended
+from actors.batch.spool import Results
 from actors.cli.batch import batch as command
 from tests.helpers import FOREVER, NOT_BLOCKED, eventually, gone, tag
 
@@ -121,6 +124,9 @@ def test_a_job_is_run_before_the_next_one_is_there() -> None:
         (["--json", "--jsonl", ":::", "true"], b"exclude each other"),
         (["--joblog", "/etc/passwd", "--resume", ":::", "true"], b"/etc/passwd: "),
         (["--results", "/no/such/place.jsonl", ":::", "true"], b"/no/such/place"),
+        (["--joblog", "/dev/full", ":::", "true"], b"/dev/full: is no regular file"),
+        (["--results", "", ":::", "true"], b"--results names no file"),
+        (["--joblog", "", ":::", "true"], b"--joblog names no file"),
     ],
 )
 def test_a_mistake_is_2_and_a_sentence(words: list[str], said: bytes) -> None:
@@ -128,6 +134,47 @@ def test_a_mistake_is_2_and_a_sentence(words: list[str], said: bytes) -> None:
     assert done.returncode == 2
     assert said in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+def test_a_line_with_a_nul_fails_alone() -> None:
+    done = batch("-k", "--jsonl", input=b"echo one\necho \0\necho three\n")
+    assert done.returncode == 1
+    *jobs, _ = map(json.loads, done.stdout.splitlines())
+    assert [job["ok"] for job in jobs] == [True, False, True]
+    assert (jobs[1]["cause"], jobs[1]["error"]) == ("failed", "invalid-request")
+    assert "NUL" in jobs[1]["message"]
+
+
+@contextmanager
+def small_files(size: int) -> "Iterator[None]":
+    """Let no file of this process grow beyond so many bytes, for a block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Python ignores the signal that comes with it.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_file_that_takes_no_more_is_named_and_keeps_nothing_torn(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "log"
+    refusal = pytest.raises(OSError, match="No space")
+    with closing(Appended(str(path))) as file, small_files(100), refusal as refused:
+        file.add([b"x" * 90, b"y" * 90])
+    assert refused.value.filename == str(path)
+    assert path.read_bytes() == b""
+
+
+def test_results_that_are_refused_are_named(tmp_path: Path) -> None:
+    results = Results(str(tmp_path), 7)
+    with small_files(100), pytest.raises(OSError, match="too large") as refused:
+        results.write("stdout", bytes(100_000))
+    assert refused.value.filename == f"{tmp_path}/stdout.part-7"
+    results.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bad_line_is_named_and_what_came_before_is_finished(tmp_path: Path) -> None:
@@ -257,7 +304,7 @@ def test_output_that_is_refused_is_trouble_in_a_sentence() -> None:
     with open("/dev/full", "wb") as full:
         done = batch(":::", "echo a", stdout=full)
     assert done.returncode == 125
-    assert b"creche: No space left on device" in done.stderr
+    assert b"creche: stdout: No space left on device" in done.stderr
     assert b"Traceback" not in done.stderr
 
 
@@ -268,8 +315,12 @@ def test_a_closed_stdout_is_not_taken_for_the_joblog(tmp_path: Path) -> None:
         os.close(1)
 
     done = batch("--joblog", str(log), ":::", "echo a", preexec_fn=closed)
+    assert done.returncode == 125
+    assert b"creche: stdout: Bad file descriptor" in done.stderr
+    assert logged(log) == []
+    done = batch("--joblog", str(log), ":::", "true", preexec_fn=closed)
     assert done.returncode == 0
-    assert [fields[8] for fields in logged(log)] == ["echo a"]
+    assert [fields[8] for fields in logged(log)] == ["true"]
 
 
 def test_an_engine_that_is_lost_is_trouble_in_a_sentence(tmp_path: Path) -> None:
@@ -363,7 +414,7 @@ def test_jsonl_is_an_event_for_each_job_and_a_summary(tmp_path: Path) -> None:
     done = batch("--jsonl", "--results", str(tmp_path), ":::", "echo a")
     job, summary = map(json.loads, done.stdout.splitlines())
     assert (job["event"], job["seq"]) == ("ended", 1)
-    assert job["stdout_bytes"] == 2
+    assert job["written"] == {"stdout": 2, "stderr": 0}
     assert Path(job["results"], "stdout").read_bytes() == b"a\n"
     assert (summary["event"], summary["done"]) == ("summary", 1)
 

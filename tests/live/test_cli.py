@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,6 +241,17 @@ def test_a_refused_runtime_directory_is_a_sentence(verb: str, tmp_path: Path) ->
     assert done.stderr.count(b"\n") == 1
 
 
+def test_a_variable_whose_option_does_not_apply_counts_for_nothing() -> None:
+    habits = {"CRECHE_RUN_TTL": "5s", "CRECHE_BATCH_RESUME": "1"}
+    habits |= {"CRECHE_BATCH_JSON": "1", "CRECHE_BATCH_RESUME_FAILED": "1"}
+    assert creche("run", "echo", "on", env=habits).stdout == b"on\n"
+    done = creche("batch", "--jsonl", ":::", "true", env=habits)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
+    both = habits | {"CRECHE_BATCH_JSONL": "1"}
+    done = creche("batch", ":::", "true", env=both)
+    assert json.loads(done.stdout)["summary"]["done"] == 1
+
+
 def test_a_variable_has_the_name_of_its_flag() -> None:
     done = creche("run", "sleep", "99", env={"CRECHE_RUN_TIMEOUT": "soon"})
     assert b"'soon'" in done.stderr
@@ -256,11 +268,15 @@ def test_what_is_meant_for_one_call_or_may_be_repeated_is_no_variable() -> None:
 
 
 def test_json_tells_how_it_ended() -> None:
+    began = time.time()  # noqa: TID251 - a date
     done = creche("run", "--json", "sh", "-c", "echo 12345; echo 1 >&2; exit 3")
     report = json.loads(done.stderr.partition(b"\n")[2])
     assert report["written"] == {"stdout": 6, "stderr": 2}
     assert (report["exit_code"], report["code"], report["cause"]) == (3, 3, "exited")
     assert report["usage"]["max_rss"] > 0
+    stamps = [report[name] for name in ("started", "execed", "ended")]
+    now = time.time()  # noqa: TID251
+    assert [began, *stamps, now] == sorted([began, *stamps, now])
 
 
 def test_json_tells_why_it_did_not_start() -> None:
@@ -320,44 +336,77 @@ def test_endless_input_ends_with_the_command() -> None:
         assert creche("run", "head", "-c", "9", stdin=zeros).stdout == bytes(9)
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_as_good_as_dev_null(closed: str) -> None:
-    line = f'exec "$@" {closed}'
-    done = subprocess.run(
-        [
-            "sh",
-            "-c",
-            line,
-            "sh",
-            *RUN,
-            "sh",
-            "-c",
-            "cat; echo out; echo err >&2; exit 5",
-        ],
+def without(closed: str, *words: str) -> "subprocess.CompletedProcess[bytes]":
+    """Run a verb as a shell does that was told to close some of its streams."""
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *CRECHE, *words],
         env=ignition.environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=PATIENCE,
         check=False,
     )
-    assert done.returncode == 5
-    assert done.stdout == (b"" if ">&-" in closed.split() else b"out\n")
-    assert done.stderr == (b"" if "2>&-" in closed.split() else b"err\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_that_nobody_needs_are_no_trouble(closed: str) -> None:
+    done = without(closed, "run", "sh", "-c", "cat; exit 5")
+    assert (done.returncode, done.stdout, done.stderr) == (5, b"", b"")
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code"),
     [
-        (("run", "echo", "x"), 125, b"creche: No space left on device\n"),
-        (("doctor",), 1, b"creche: stdout: No space left on device\n"),
-        (("doctor", "--json"), 1, b"creche: stdout: No space left on device\n"),
+        (("run", "echo", "out"), 125),
+        (("batch", ":::", "echo out"), 125),
+        (("batch", "--json", ":::", "true"), 125),
+        (("doctor",), 1),
+        (("doctor", "--json"), 1),
+        (("completion", "bash"), 1),
+        (("--version",), 1),
+        (("ps", "--help"), 1),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
+)
+def test_output_for_a_closed_stdout_is_not_lost_unseen(
+    words: tuple[str, ...], code: int
+) -> None:
+    done = without(">&-", *words)
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1] == b"creche: stdout: Bad file descriptor"
+    assert b"Traceback" not in done.stderr
+
+
+def test_output_for_a_closed_stderr_is_not_lost_unseen() -> None:
+    done = without("2>&-", "run", "sh", "-c", "echo err >&2; sleep 99")
+    assert done.returncode == 125
+
+
+def test_words_that_nobody_can_hear_change_nothing() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = creche("run", "nosuch", stderr=full)
+        assert done.returncode == 127
+        assert creche("batch", ":::", "true", stderr=full).returncode == 0
+        done = creche("run", "--json", "true", stderr=full)
+    assert done.returncode == 125  # a report is more than words
+    assert without("2>&-", "batch", ":::", "true").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("run", "echo", "x"), 125),
+        (("doctor",), 1),
+        (("doctor", "--json"), 1),
+        (("--help",), 1),
     ],
 )
 def test_a_full_disk_is_told_without_a_traceback(
-    words: tuple[str, ...], code: int, said: bytes
+    words: tuple[str, ...], code: int
 ) -> None:
     with Path("/dev/full").open("wb") as full:
         done = creche(*words, stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    said = b"creche: stdout: No space left on device\n"
     assert (done.returncode, done.stderr) == (code, said)
 
 
@@ -593,6 +642,26 @@ def test_a_shared_broker_tells_a_descriptor(tmp_path: Path) -> None:
         assert server.stdout.readline() == f"{endpoint}\n".encode()
         server.terminate()
         assert end_of(server) == 0
+
+
+def test_a_shared_broker_needs_no_stream(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    reading, writing = os.pipe()
+    words = ["serve", "--endpoint", endpoint, "--ready-fd", str(writing)]
+    with subprocess.Popen(
+        ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *CRECHE, *words],
+        env=ignition.environment(),
+        pass_fds=(writing,),
+    ) as server:
+        os.close(writing)
+        with open(reading, "rb") as told:
+            assert told.read() == f"{endpoint}\n".encode()
+        streams = [os.readlink(f"/proc/{server.pid}/fd/{fd}") for fd in range(3)]
+        assert streams == [os.devnull] * 3
+        done = creche("run", "--endpoint", endpoint, "echo", "on")
+        server.terminate()
+        assert end_of(server) == 0
+    assert (done.returncode, done.stdout) == (0, b"on\n")
 
 
 def test_a_grace_that_is_too_long_is_told_as_a_mistake_in_the_words() -> None:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,7 @@ def test_a_table_of_sessions(broker: str) -> None:
 
 
 def test_what_happens_is_told_line_by_line(broker: str) -> None:
+    began = time.time()  # noqa: TID251 - a date
     number = left("--", "sleep", "99")
     with subprocess.Popen(
         [*CRECHE, "ps", "--watch", "--json"],
@@ -186,11 +188,15 @@ def test_what_happens_is_told_line_by_line(broker: str) -> None:
         stdout=subprocess.PIPE,
     ) as watching:
         assert watching.stdout is not None
-        assert json.loads(watching.stdout.readline())["id"] == int(number)
+        there = json.loads(watching.stdout.readline())
+        assert (there["id"], there["argv"]) == (int(number), ["sleep", "99"])
+        assert began <= there["started"] <= time.time()  # noqa: TID251
         creche("kill", number)
         event = json.loads(watching.stdout.readline())
         assert (event["event"], event["id"]) == ("exited", int(number))
-        assert event["status"] == "signal 9, killed"
+        assert (event["code"], event["signal"], event["cause"]) == (None, 9, "killed")
+        assert (event["error"], event["message"]) == (None, None)
+        assert began <= event["time"] <= time.time()  # noqa: TID251 - a date
         watching.send_signal(signal.SIGINT)
         assert watching.wait(PATIENCE) == 128 + signal.SIGINT
 
@@ -313,18 +319,22 @@ def test_what_a_session_uses_is_told(broker: str) -> None:
 def test_a_kill_answers_for_each(broker: str) -> None:
     one, two = left("--", "sleep", "99"), left("--", "true")
     creche("wait", two)
-    done = creche("kill", one, two, "4711", "--json")
+    done = creche("kill", one, two, "4711", "nosuch", "--json")
     assert done.returncode == 1
-    answers = {answer["id"]: answer for answer in json.loads(done.stdout)}
+    answers = {answer["given"]: answer for answer in json.loads(done.stdout)}
     assert answers[one] == {
-        "id": one,
+        "id": int(one),
+        "given": one,
         "signalled": 1,
         "reaped": 1,
         "survivors": [],
         "error": None,
+        "message": None,
     }
     assert (answers[two]["signalled"], answers[two]["error"]) == (0, None)
-    assert "4711" in answers["4711"]["error"]
+    assert (answers["4711"]["id"], answers["nosuch"]["id"]) == (4711, None)
+    assert answers["4711"]["error"] == "session-not-found"
+    assert "4711" in answers["4711"]["message"]
 
 
 def test_a_kill_may_be_of_a_scope_or_of_all(broker: str) -> None:
@@ -335,6 +345,17 @@ def test_a_kill_may_be_of_a_scope_or_of_all(broker: str) -> None:
         assert said("kill", "--all") == f"{outside.id}: 1 process ended\n"
         assert said("kill", "--all") == ""
     assert creche("kill").returncode == 2
+
+
+def test_a_kill_of_a_scope_without_sessions_is_told_like_one_of_nobody(
+    broker: str,
+) -> None:
+    assert "nosuch" in refused("kill", "nosuch")
+    assert "no session is in a scope" in refused("kill", "--scope", "nosuch")
+    number = left("--", "sleep", "99")
+    done = creche("kill", "--scope", "nosuch", number)
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
+    assert done.stdout.decode() == f"{number}: 1 process ended\n"
 
 
 def test_a_variable_kills_nothing(broker: str) -> None:
@@ -412,6 +433,11 @@ def test_what_is_wrong_with_an_endpoint_is_told(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     assert "0755" in refused("ps", "--endpoint", f"ipc://{tmp_path}/broker.sock")
     assert "ABSOLUTE" in refused("ps", "--endpoint", "broker.sock")
+    for verb, code in (("ps", 2), ("mcp", 2), ("wait", 125)):
+        words = ("7",) if verb == "wait" else ()
+        done = creche(verb, "--endpoint", "tcp://localhost:7", *words)
+        assert (done.returncode, b"keys" in done.stderr) == (code, False)
+        assert b"tcp:// is not in this version" in done.stderr
     tmp_path.chmod(0o700)
     for place in ("", "/absent", "/absent/too"):
         endpoint = f"ipc://{tmp_path}{place}/broker.sock"
@@ -462,6 +488,8 @@ def test_top_speaks_to_programs(broker: str) -> None:
         found = json.loads(line)
         (session,) = found["sessions"]
         assert (session["id"], session["scope"]) == (child.id, "build")
+        assert session["argv"] == list(child.argv)
+        assert session["wall_time"] > 0
         assert session["memory"] > 0
         (build,) = found["scopes"]
         assert (build["scope"], build["sessions"]) == ("build", 1)

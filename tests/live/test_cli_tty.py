@@ -277,6 +277,7 @@ def test_old_questions_to_the_terminal_are_not_asked_again(broker: str) -> None:
 def test_control_c_leaves_a_session_with_pipes(broker: str) -> None:
     number = left("-i", "sh", "-c", "echo up; while read a; do echo got $a; done")
     with Person.at("attach", number) as person:
+        person.sees(f"creche: attached to {number}: Ctrl-C leaves it")
         person.sees("up")
         person.types("one\r")
         person.sees("got one")

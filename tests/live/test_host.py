@@ -83,7 +83,7 @@ def test_each_shortcoming_is_told_with_its_remedy(
 ) -> None:
     host = dataclasses.replace(WELL, **change)
     (sentence,) = host.degraded
-    assert [found.advice for found in host.findings if found.advice] == [sentence]
+    assert [found.advice for found in host.capabilities if found.advice] == [sentence]
     assert word in sentence
     assert sentence.endswith(".")
 

@@ -591,6 +591,23 @@ def test_without_the_sdk_it_says_what_to_install() -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("closed", "said"),
+    [("<&-", "stdin cannot be read"), (">&-", "stdout cannot be written to")],
+)
+def test_without_a_client_it_says_so_in_one_sentence(closed: str, said: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *CRECHE_MCP],
+        env=ignition.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    (line,) = done.stderr.decode().splitlines()
+    assert (done.returncode, line.partition(":")[2].split(":")[0]) == (1, f" {said}")
+
+
 def test_without_an_engine_it_says_why() -> None:
     done = subprocess.run(
         [*CRECHE_MCP, "--endpoint", "ipc:///no/such/broker"],

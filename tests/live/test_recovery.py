@@ -427,6 +427,18 @@ async def test_s51_what_is_no_record_is_told_and_holds_nothing_up(
         assert tagged(word) == []
 
 
+async def test_a_start_that_fails_leaves_no_directory_for_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    root = tmp_path / "creche"
+    root.mkdir(0o700)
+    (root / "journal").touch(0o600)
+    with pytest.raises(actors.InvalidRequest, match="journal"):
+        await actors.Engine().__aenter__()
+    assert [path.name for path in root.iterdir()] == ["journal"]
+
+
 def test_the_command_ends_with_1_while_something_is_left(
     tmp_path: Path, runtime_dir: Path
 ) -> None:
@@ -734,6 +746,6 @@ async def test_recover_says_what_it_found_and_did(tmp_path: Path) -> None:
             "kind": "stopped",
             "name": "helper",
             "owner": "test",
-            "reason": "",
+            "message": "",
         }
         assert await asyncio.to_thread(recover) == "nothing was left\n"

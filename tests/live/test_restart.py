@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import os
 import random
 import signal
@@ -370,6 +371,82 @@ asyncio.run(main())
         await asyncio.to_thread(gone, word)
     async with actors.Engine(endpoint) as engine:
         await usable(engine)
+
+
+STANDS_STILL = """
+async def failed(work):
+    try:
+        return await work
+    except actors.EngineError as error:
+        return type(error).__name__
+
+async def main(endpoint, word):
+    async with actors.Engine(endpoint) as engine:
+        child = await start(engine, word)
+        calls = child.poll(wait=200), child.wait(), engine.run(["sleep", "300"])
+        asked = [asyncio.ensure_future(failed(call)) for call in calls]
+        await child.snapshot()
+        say("asked")
+        say("answers", *await asyncio.gather(*asked))
+        say("usable", (await engine.run(["echo", "on"])).text)
+
+"""
+
+
+def test_s46_a_client_that_stood_still_too_long_finds_no_session(
+    endpoint: str, tmp_path: Path
+) -> None:
+    word = tag()
+    body = f"{STANDS_STILL}asyncio.run(main({endpoint!r}, {word!r}))\n"
+    with serving(endpoint) as shared, client(tmp_path, body) as program:
+        program.said("pid")
+        program.said("asked")
+        brokers = Brokers(shared)
+        _, broker = brokers.find()
+        program.signal(signal.SIGSTOP)
+        end([broker])
+        brokers.find()
+        gone(word)  # the other broker has given it up
+        program.signal(signal.SIGCONT)
+        assert program.said("answers") == ["SessionNotFound"] * 3
+        assert program.said("usable") == ["on"]
+
+
+async def test_the_sessions_are_listed_again_once_a_broker_was_lost(
+    shared: Program, endpoint: str
+) -> None:
+    brokers = Brokers(shared)
+    watch = [sys.executable, "-m", "actors", "ps", "--watch", "--json"]
+    async with actors.Engine(endpoint) as engine:
+        child = await engine.spawn(["cat"], stdin="pipe")
+        with running(*watch, "--endpoint", endpoint) as watching:
+            listed = json.loads(await asyncio.to_thread(watching.line))
+            assert (listed["id"], listed["state"]) == (child.id, "running")
+            await brokers.lose()
+            warning = json.loads(await asyncio.to_thread(watching.line))
+            assert (warning["event"], warning["id"]) == ("warning", None)
+            assert (warning["error"], warning["missed"]) == ("broker-lost", 1)
+            again = json.loads(await asyncio.to_thread(watching.line))
+            assert (again["id"], again["state"]) == (child.id, "running")
+
+
+async def test_s52_whoever_watches_is_told_that_a_broker_was_lost(
+    shared: Program, endpoint: str
+) -> None:
+    brokers = Brokers(shared)
+    async with actors.Engine(endpoint) as engine, engine.events() as events:
+        await engine.run(["true"])
+        before = [await anext(events) for _ in range(4)]
+        assert [event.sequence for event in before] == [1, 2, 3, 4]
+        await brokers.lose()
+        warning = await asyncio.wait_for(anext(events), NOT_BLOCKED)
+        assert (warning.kind, warning.id, warning.missed) == ("warning", 0, 1)
+        assert isinstance(warning.error, actors.BrokerLost)
+        await engine.run(["true"])
+        after = [await anext(events) for _ in range(4)]
+        told = [warning.sequence, *(event.sequence for event in after)]
+        assert told == [6, 7, 8, 9, 10]  # the fifth is the one that was missed
+        assert [event.missed for event in after] == [0] * 4
 
 
 async def test_s46_a_session_without_an_owner_lives_on(

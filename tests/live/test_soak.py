@@ -326,10 +326,13 @@ def crash(client: "subprocess.Popen[bytes]") -> None:
     (supervisor,) = tree.children(client.pid)
     parts = [supervisor, *tree.children(supervisor)]
     workers = [pid for part in parts[1:] for pid in tree.children(part)]
-    for pid in (client.pid, *parts, *workers):
+    everybody = [client.pid, *parts, *workers]
+    for pid in everybody:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)  # noqa: TID251 - a test kills what it can
     client.wait()
+    # As long as its supervisor has not come to end, an engine is not a dead one.
+    eventually(lambda: not any(map(alive, everybody)))
 
 
 async def test_engines_killed_as_a_whole_leave_nothing_to_the_next(
@@ -338,7 +341,8 @@ async def test_engines_killed_as_a_whole_leave_nothing_to_the_next(
     rounds, chance = request.config.getoption("--crashes"), random.Random(51)
     root = str(Path(__file__).resolve().parents[2])
     found = {"killed": 0, "stopped": 0}
-    with subprocess.Popen(["sleep", "3000"], start_new_session=True) as innocent:
+    innocent = subprocess.Popen(["sleep", "3000"], start_new_session=True)
+    try:
         for number in range(rounds):
             word, log = tag(), tmp_path / f"log{number}"
             guard = str(tmp_path / f"guard{number}")
@@ -367,7 +371,9 @@ async def test_engines_killed_as_a_whole_leave_nothing_to_the_next(
             async with actors.Engine() as engine:
                 assert engine.recovered == actors.Recovery()
         assert innocent.poll() is None
+    finally:
         innocent.kill()
+        innocent.wait()
     with capsys.disabled():
         print(f"\n{rounds} crashes: {found}", end="")
     assert found["killed"] > 0

@@ -141,13 +141,16 @@ def test_an_object_without_input_reads_nothing() -> None:
         ('{"argv": ["a"], "timeout": "soon"}', "timeout: "),
         ('{"argv": ["a"], "env": {"A": 1}}', "env: "),
         ('{"argv": ["a"], "tty": true, "stdin": "x"}', "stdin: "),
-        ("echo \0", "argv: "),
     ],
 )
 def test_a_line_that_is_no_job_is_refused_in_a_sentence(line: str, said: str) -> None:
     with pytest.raises(BadJob) as refused:
         of_line(1, line)
     assert str(refused.value).startswith(said)
+
+
+def test_a_line_that_cannot_be_started_is_a_job_that_will_fail() -> None:
+    assert of_line(1, "echo \0").argv == "echo \0"
 
 
 # -- a command and its arguments ----------------------------------------------------

@@ -24,7 +24,8 @@ def ended(code: int | None = 0, signal: int | None = None, **more: Any) -> Outco
 
 
 def failed(failure: str = "cannot execute 'x'", code: int = 127) -> Outcome:
-    return Outcome(None, 1000.25, failure=failure, failure_code=code)
+    error = "spawn-failed"
+    return Outcome(None, 1000.25, error=error, failure=failure, failure_code=code)
 
 
 # -- outcomes -----------------------------------------------------------------------
@@ -227,9 +228,9 @@ def test_a_tally_counts_and_names() -> None:
         "failed": 8,
         "skipped": 2,
         "dropped": 1,
-        "wall": 10.0,
-        "cpu": 3.75,
-        "peak_memory": 3 * 2**20,
+        "wall_time": 10.0,
+        "cpu_time": 3.75,
+        "max_rss": 3 * 2**20,
     }
     assert tally.rate(10.0) == 1.3
     assert tally.remaining(13.0) == 5.0
@@ -286,18 +287,23 @@ def test_a_job_is_an_object_for_programs() -> None:
         "command": "echo",
         "inputs": ["echo"],
         "started": 1000.25,
-        "runtime": 2.0,
+        "wall_time": 2.0,
         "attempts": 1,
         "ok": False,
         "code": None,
         "signal": 9,
         "cause": "exited",
         "error": None,
-        "user": 0.5,
-        "sys": 0.25,
-        "max_rss": 4096,
-        "stdout_bytes": 5,
-        "stderr_bytes": 0,
+        "message": None,
+        "usage": {
+            "user": 0.5,
+            "sys": 0.25,
+            "max_rss": 4096,
+            "voluntary": 0,
+            "involuntary": 0,
+            "tree_peak": None,
+        },
+        "written": {"stdout": 5, "stderr": 0},
         "stdout": 'é\n\ufffd"\ufffd',
         "stderr": "",
     }
@@ -305,9 +311,6 @@ def test_a_job_is_an_object_for_programs() -> None:
 
 def test_a_job_that_did_not_start_is_an_object_too() -> None:
     facts = report.ended(of_line(3, "echo"), failed("no room"))
-    assert (facts["cause"], facts["error"], facts["code"]) == (
-        "failed",
-        "no room",
-        None,
-    )
-    assert facts["max_rss"] == 0
+    assert (facts["cause"], facts["code"]) == ("failed", None)
+    assert (facts["error"], facts["message"]) == ("spawn-failed", "no room")
+    assert facts["usage"]["max_rss"] == 0

@@ -4,7 +4,7 @@ from hypothesis import given, strategies as st
 
 from actors.console.rates import Look, Rates, Use, by_scope, total
 
-LOOK = Look(1000, "", "", "running", "cat", 2.0, 1.0, 4096, 1, 100)
+LOOK = Look(1000, "", "", "running", ("cat",), 2.0, 1.0, 4096, 1, 100)
 
 
 def test_a_session_seen_first_is_measured_since_its_start() -> None:
@@ -14,21 +14,23 @@ def test_a_session_seen_first_is_measured_since_its_start() -> None:
 def test_later_it_is_measured_since_the_last_look() -> None:
     rates = Rates()
     rates.round([LOOK])
-    later = LOOK._replace(age=4.0, cpu_time=4.0, memory=1, processes=2, written=300)
+    later = LOOK._replace(
+        wall_time=4.0, cpu_time=4.0, memory=1, processes=2, written=300
+    )
     assert rates.round([later]) == [(later, Use(1, 2, 1.5, 1, 100.0))]
 
 
 def test_one_that_stands_still_uses_nothing() -> None:
     rates = Rates()
     rates.round([LOOK])
-    ((_, use),) = rates.round([LOOK._replace(age=3.0)])
+    ((_, use),) = rates.round([LOOK._replace(wall_time=3.0)])
     assert (use.cpu, use.rate) == (0.0, 0.0)
 
 
 def test_processor_time_never_runs_backwards() -> None:
     rates = Rates()
     rates.round([LOOK])
-    ((_, use),) = rates.round([LOOK._replace(age=3.0, cpu_time=0.9)])
+    ((_, use),) = rates.round([LOOK._replace(wall_time=3.0, cpu_time=0.9)])
     assert use.cpu == 0.0
 
 
@@ -41,7 +43,7 @@ def test_an_ended_session_is_measured_over_all_of_its_time() -> None:
 
 
 def test_one_that_has_just_begun_divides_by_no_zero() -> None:
-    ((_, use),) = Rates().round([LOOK._replace(age=0.0, cpu_time=0.0, written=0)])
+    ((_, use),) = Rates().round([LOOK._replace(wall_time=0.0, cpu_time=0.0, written=0)])
     assert (use.cpu, use.rate) == (0.0, 0.0)
 
 

@@ -3048,6 +3048,36 @@ def test_s46_what_may_have_run_is_not_started_again(lost: Lost, how: str) -> Non
     assert starts(lost.ask(A, Kind.SPAWN, body=SPAWN | {"token": "v"})) != []
 
 
+def test_s46_a_client_that_comes_back_too_late_finds_nothing_lost(lost: Lost) -> None:
+    session, worker = lost.taken_over()
+    lost.now += GRACE
+    assert released(lost.happen(Tick())) == [worker]
+    lost.back()
+    again = SPAWN | {"token": "t", "again": True}
+    assert isinstance(
+        refusal(lost.ask(A, Kind.SPAWN, body=again)), errors.SessionNotFound
+    )
+    lost.idle(worker, session)
+    assert isinstance(
+        refusal(lost.ask(A, Kind.SPAWN, body=again)), errors.SessionNotFound
+    )
+    known = refusal(lost.ask(A, Kind.SPAWN, body=again | {"again": False}))
+    assert isinstance(known, errors.InvalidRequest)
+    for claimed in (lost.claim(session), lost.visits(session, peer=A)):
+        (told_,) = claimed
+        assert isinstance(told_, ToClient)
+        assert told_.message.body["code"] == errors.SessionNotFound.code
+    assert session not in lost.router.sessions
+
+
+def test_s46_a_spawn_asked_again_hears_of_a_worker_that_is_lost(lost: Lost) -> None:
+    _, worker = lost.taken_over()
+    lost.back()
+    lost.happen(WorkerGone(worker, 0, True))
+    again = lost.ask(A, Kind.SPAWN, body=SPAWN | {"token": "t", "again": True})
+    assert isinstance(refusal(again), errors.WorkerLost)
+
+
 def test_s46_sessions_of_a_client_that_does_not_come_back_end(lost: Lost) -> None:
     session, worker = lost.started()
     stays, other = lost.started(kill_on_drop=False, token="u")
