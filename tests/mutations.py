@@ -335,6 +335,51 @@ MUTATIONS = (
         "test_recovery.py::"
         "test_s51_a_stop_command_whose_end_is_on_record_is_not_run_again",
     ),
+    Mutation(
+        "brokers are replaced without end",
+        "broker/supervisor.py",
+        "if len(self.lost) > BROKER_STARTS:",
+        "if False:",
+        "test_restart.py::"
+        "test_s46_brokers_that_die_too_often_are_not_replaced_any_more",
+    ),
+    Mutation(
+        "a broker has no time to stand still",
+        "broker/lease.py",
+        "DURATION: Final = 10.0",
+        "DURATION: Final = 3.5",
+        "test_crash.py::test_a_broker_that_stands_still_for_a_while_loses_nothing",
+    ),
+    Mutation(
+        "a broker may stand still for ever",
+        "broker/lease.py",
+        "DURATION: Final = 10.0",
+        "DURATION: Final = 1000.0",
+        "test_crash.py::test_a_broker_that_stands_still_for_a_whole_lease_counts_as_dead",
+    ),
+    Mutation(
+        "what a lost pool leaves is not swept",
+        "broker/supervisor.py",
+        "proven = self._sweep(lambda: (self.broker_pid,))",
+        "proven = True",
+        "test_crash.py::test_a_lost_pool_loses_its_sessions_and_is_replaced",
+    ),
+    Mutation(
+        "what an engine leaves is not swept",
+        "broker/supervisor.py",
+        "if self._sweep(tuple):",
+        "if True:",
+        "test_crash.py::"
+        "test_an_engine_that_lost_a_vital_part_ends_and_answers_everybody",
+    ),
+    Mutation(
+        "a broker goes on without its supervisor",
+        "broker/server.py",
+        "        except LegClosed:\n            os._exit(0)\n",
+        "        except LegClosed:\n            return\n",
+        "test_crash.py::"
+        "test_an_engine_that_lost_a_vital_part_ends_and_answers_everybody",
+    ),
 )
 
 
