@@ -6,16 +6,17 @@ whose tree is proven gone::
 
     another boot ──────────────────────────────────────────▶ dropped
     idle, nobody there ────────────────────────────────────▶ dropped
-    somebody belongs to it ──SIGKILL, look again──▶ none left ──▶ dropped, `killed`
+    somebody belongs to it ──SIGKILL, look again──▶ none twice ─▶ dropped, `killed`
                                      ╰── some after the deadline ──▶ `kept`
     this process belongs to it ────────────────────────────▶ `kept`, nothing is sent
     in doubt, torn, of another namespace of pids ──────────▶ `unknown`
 
 What stays is looked at again by the next sweep. Two sweeps of one directory never meet:
 each has it locked. But the dead engine's pool may still be about to end, and remove
-records and cgroups of its workers just now: what is gone needs nothing more. Nobody
-here is our child: whoever is killed is reaped by its parent, and one that only waits
-for that counts as gone.
+records and cgroups of its workers just now: what is gone needs nothing more. A worker
+may be about to end, too, with a child that it has just begun: its record is read again
+at each look. Nobody here is our child: whoever is killed is reaped by its parent, one
+that only waits for that counts as gone, and there is no proof but to look again.
 """
 
 import errno
@@ -42,6 +43,10 @@ NO_RECORD: Final = b"?"
 """What is read of anything but a file: it is as good as a torn record."""
 PAUSE: Final = 2
 """Milliseconds between two looks, for those that were killed to go."""
+QUIET: Final = 2
+"""Looks in a row that find nobody, until a tree counts as gone.
+
+Who is born during one, of a parent that ends during it, is not seen by that one."""
 
 
 class Finding(NamedTuple):
@@ -120,7 +125,15 @@ class _Case:
 
     def look(self, processes: dict[int, Process], lineage: set[int]) -> None:
         """Find out who belongs to it now."""
+        self._read_again()
         self.kin = self.kinship.look(processes, self._inside(), lineage)
+
+    def _read_again(self) -> None:
+        """Take what its worker, if that still lived, has written meanwhile."""
+        text = _text(self.path, None) if self.path else None
+        entry = journal.parse(text or b"")
+        if entry is not None and entry.worker == self.entry.worker:
+            self.entry = self.kinship.entry = entry
 
     def _inside(self) -> list[int]:
         """Return who is in the cgroup of its worker."""
@@ -179,7 +192,7 @@ def _records(directory: RunDirectory) -> Iterable[tuple[str, bytes]]:
             yield os.path.join(os.fsdecode(directory.location), name), text
 
 
-def _text(name: str, directory: int) -> bytes | None:
+def _text(name: str, directory: int | None) -> bytes | None:
     """Return what a record says, None when it is gone.
 
     Never wait, as a fifo there would have us do.
@@ -227,13 +240,20 @@ def _end(cases: list[_Case]) -> None:
     ends = time.monotonic() + TIMEOUT
     lineage = _lineage()
     refused: set[tree.Identity] = set()
+    quiet = 0
     while True:
         processes = _processes()
         for case in cases:
             case.look(processes, lineage)
-        if not _kill_round(cases, processes, refused) or time.monotonic() > ends:
+        quiet = 0 if _kill_round(cases, processes, refused) else quiet + 1
+        if quiet >= QUIET or time.monotonic() > ends or not any(map(_began, cases)):
             return
         select.poll().poll(PAUSE)
+
+
+def _began(case: _Case) -> bool:
+    """Return whether there may have been a tree, or somebody was killed."""
+    return bool(case.entry.session or case.entry.mark or case.killed)
 
 
 def _kill_round(

@@ -57,12 +57,12 @@ class Kin(NamedTuple):
 class Kinship:
     """Knows the processes of one record, from one look to the next.
 
-    Args:
-        entry: what the record says.
+    Attributes:
+        entry: what the record says; it may say more at a later look.
     """
 
     def __init__(self, entry: "Entry") -> None:
-        self._entry = entry
+        self.entry = entry
         self._sessions: set[int] = set()
 
     def look(
@@ -86,7 +86,7 @@ class Kinship:
         return Kin(frozenset(ours), frozenset(unsure), bool(known & set(lineage)))
 
     def _is_known(self, process: Process) -> bool:
-        entry, identity = self._entry, process.stat.identity
+        entry, identity = self.entry, process.stat.identity
         if identity in (entry.worker, entry.leader):
             return True
         return bool(entry.mark) and process.mark == entry.mark
@@ -110,18 +110,18 @@ class Kinship:
         """Return the sessions all of whose members belong to the record."""
         for stat, mark in (processes[pid] for pid in known):
             # The worker's own is that of its pool; what carries the mark has left it.
-            carries = bool(mark) and mark == self._entry.mark
+            carries = bool(mark) and mark == self.entry.mark
             if carries or stat.session in known or self._led_by_leader(stat.session):
                 self._sessions.add(stat.session)
         # If somebody unknown has such a number now, it is another session's.
         return {s for s in self._sessions if s in known or s not in processes}
 
     def _led_by_leader(self, session: int) -> bool:
-        leader = self._entry.leader
+        leader = self.entry.leader
         return leader is not None and leader.pid == session
 
     def _unsure(self, processes: Mapping[int, Process]) -> set[int]:
-        leader = self._entry.leader
+        leader = self.entry.leader
         if leader is not None and leader.pid in processes:
             return set()  # the leader's, then they are known; or of a later one
         return {

@@ -336,6 +336,20 @@ MUTATIONS = (
         "test_s51_a_stop_command_whose_end_is_on_record_is_not_run_again",
     ),
     Mutation(
+        "one look that finds nobody is enough",
+        "broker/aftermath.py",
+        "QUIET: Final = 2",
+        "QUIET: Final = 1",
+        "test_recovery.py::test_s51_who_is_born_during_a_look_is_seen_by_the_next_one",
+    ),
+    Mutation(
+        "a record is read once",
+        "broker/aftermath.py",
+        "        self._read_again()\n",
+        "",
+        "test_recovery.py::test_s51_a_child_that_is_recorded_during_the_sweep_is_ended",
+    ),
+    Mutation(
         "brokers are replaced without end",
         "broker/supervisor.py",
         "if len(self.lost) > BROKER_STARTS:",

@@ -18,7 +18,7 @@ import actors
 from actors import ignition, rehearsal, session
 from actors.launch import Launch
 from actors.process import Process
-from broker import aftermath, journal, tree
+from broker import aftermath, journal, kinship, tree
 from tests.helpers import (
     FOREVER,
     NOT_BLOCKED,
@@ -405,6 +405,51 @@ async def test_s51_a_record_that_its_pool_removes_meanwhile_is_over(
         assert not path.exists()
         assert leftovers(runtime_dir) == []
         end(tagged(word))
+
+
+async def test_s51_a_child_that_is_recorded_during_the_sweep_is_ended(
+    tmp_path: Path, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = tag()
+    with crashing(tmp_path, daemons(word), containment="subreaper") as crashed:
+        marked(word, 4)
+        crashed.crash()
+        ((path, _),) = records(runtime_dir).items()
+        text = path.read_bytes()
+        path.write_bytes(journal.IDLE + text[len(journal.IDLE) :])
+        look = aftermath._Case.look
+
+        def looked(case: aftermath._Case, *facts: Any) -> None:
+            look(case, *facts)
+            case.killed.add(1)  # its worker, which has just written this
+            path.write_bytes(text)
+
+        monkeypatch.setattr(aftermath._Case, "look", looked)
+        await recovered()
+        assert tagged(word) == []
+        assert leftovers(runtime_dir) == []
+
+
+async def test_s51_who_is_born_during_a_look_is_seen_by_the_next_one(
+    tmp_path: Path, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = tag()
+    with crashing(tmp_path, daemons(word), containment="subreaper") as crashed:
+        marked(word, 4)
+        crashed.crash()
+        seen, leader = aftermath._processes, crashed.children
+        looks = iter([leader, [], *[None] * 1000])
+
+        def scarcely() -> dict[int, kinship.Process]:
+            those = next(looks)
+            found = seen()
+            return {p: f for p, f in found.items() if those is None or p in those}
+
+        monkeypatch.setattr(aftermath, "_processes", scarcely)
+        (finding,) = (await recovered()).trees
+        assert (finding.kind, len(finding.pids)) == ("killed", 4)
+        assert tagged(word) == []
+        assert leftovers(runtime_dir) == []
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, partial(os.symlink, "/none")])
