@@ -47,6 +47,10 @@ QUIET: Final = 2
 """Looks in a row that find nobody, until a tree counts as gone.
 
 Who is born during one, of a parent that ends during it, is not seen by that one."""
+EXEC: Final = 0.1
+"""Seconds for which a child is looked for that was begun, and that nobody knows yet.
+
+Before its exec is through it does not carry its mark, and may be nobody's any more."""
 
 
 class Finding(NamedTuple):
@@ -122,6 +126,17 @@ class _Case:
         except FileNotFoundError:
             return None
         return group if same else None
+
+    @property
+    def started(self) -> bool:
+        """Whether there may have been a tree, or somebody was killed."""
+        return bool(self.entry.mark or self.entry.session or self.killed)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a child was begun that nobody knows, and that was not found yet."""
+        unknown = bool(self.entry.session) and self.entry.leader is None
+        return unknown and not self.killed - {self.entry.worker.pid}
 
     def look(self, processes: dict[int, Process], lineage: set[int]) -> None:
         """Find out who belongs to it now."""
@@ -240,20 +255,19 @@ def _end(cases: list[_Case]) -> None:
     ends = time.monotonic() + TIMEOUT
     lineage = _lineage()
     refused: set[tree.Identity] = set()
+    begun_until = time.monotonic() + EXEC
     quiet = 0
     while True:
         processes = _processes()
         for case in cases:
             case.look(processes, lineage)
         quiet = 0 if _kill_round(cases, processes, refused) else quiet + 1
-        if quiet >= QUIET or time.monotonic() > ends or not any(map(_began, cases)):
+        now = time.monotonic()
+        waits = now < begun_until and any(case.begun for case in cases)
+        enough = quiet >= QUIET or not any(case.started for case in cases)
+        if now > ends or (enough and not waits):
             return
         select.poll().poll(PAUSE)
-
-
-def _began(case: _Case) -> bool:
-    """Return whether there may have been a tree, or somebody was killed."""
-    return bool(case.entry.session or case.entry.mark or case.killed)
 
 
 def _kill_round(

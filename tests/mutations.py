@@ -343,6 +343,13 @@ MUTATIONS = (
         "test_recovery.py::test_s51_who_is_born_during_a_look_is_seen_by_the_next_one",
     ),
     Mutation(
+        "a child that is just begun is not waited for",
+        "broker/aftermath.py",
+        "return unknown and not self.killed - {self.entry.worker.pid}",
+        "return False",
+        "test_recovery.py::test_s51_a_child_without_its_mark_yet_is_waited_for",
+    ),
+    Mutation(
         "a record is read once",
         "broker/aftermath.py",
         "        self._read_again()\n",

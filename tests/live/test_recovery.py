@@ -430,6 +430,30 @@ async def test_s51_a_child_that_is_recorded_during_the_sweep_is_ended(
         assert leftovers(runtime_dir) == []
 
 
+async def test_s51_a_child_without_its_mark_yet_is_waited_for(
+    tmp_path: Path, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = tag()
+    with crashing(tmp_path, daemons(word), containment="subreaper") as crashed:
+        marked(word, 4)
+        crashed.crash()
+        ((path, entry),) = records(runtime_dir).items()
+        begun = b"%-16d %-10d %-20d %-32s\n" % (entry.session, 0, 0, entry.mark)
+        path.write_bytes(begun + path.read_bytes()[len(begun) :])
+        marks, seen = journal.mark_in, iter(range(1000))
+        patience = 10  # looks: all of them are over in some 20 ms
+
+        def mark_in(environment: bytes) -> bytes:
+            mark = marks(environment)
+            return mark if mark != entry.mark or next(seen) > 4 * patience else b""
+
+        monkeypatch.setattr(journal, "mark_in", mark_in)
+        monkeypatch.setattr(aftermath, "EXEC", NOT_BLOCKED)
+        (finding,) = (await recovered()).trees
+        assert finding.kind == "killed"
+        assert tagged(word) == []
+
+
 async def test_s51_who_is_born_during_a_look_is_seen_by_the_next_one(
     tmp_path: Path, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
