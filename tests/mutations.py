@@ -203,7 +203,7 @@ MUTATIONS = (
         "actors/outlet.py",
         "        self.left |= self.readers\n",
         "        [self._detach(ask) for ask in list(self.readers)]\n",
-        "test_restart.py::test_s46_readers_go_on_where_they_were",
+        "test_restart.py::test_s46_what_a_reader_has_not_got_is_kept_for_it_meanwhile",
     ),
     Mutation(
         "a reader begins again after a loss",

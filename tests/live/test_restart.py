@@ -139,9 +139,13 @@ class Way:
         print(f"the steps are of random.Random({seed})", flush=True)
         steps = random.Random(seed).sample(range(1, self._last), losses)
         for step in sorted(steps):
-            await asyncio.to_thread(eventually, lambda: self._steps() >= step)  # noqa: B023
+            await self.gets_to(step)
             await brokers.lose()
         assert self._steps() <= self._last
+
+    async def gets_to(self, step: int) -> None:
+        """Wait until the program has come to this step."""
+        await asyncio.to_thread(eventually, lambda: self._steps() >= step)
 
     def let_by(self) -> None:
         """Let the program go on to its end."""
@@ -219,6 +223,26 @@ async def test_s46_readers_go_on_where_they_were(
         assert digest == expected(1, 20000)
         assert status.code == 0
         assert (await child.wait()).code == 0
+
+
+async def test_s46_what_a_reader_has_not_got_is_kept_for_it_meanwhile(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    brokers, way = Brokers(shared), Way(tmp_path / "way", 2)
+    settings = actors.Settings(retention=actors.OutputPolicy.block(65536))
+    async with actors.Engine(endpoint, settings=settings) as engine:
+        child = await engine.spawn(way.command(STEPPING_STREAM))
+        begun = asyncio.Event()
+        reading = asyncio.create_task(read(child, begun))
+        await begun.wait()
+        shared.signal(signal.SIGSTOP)  # nobody replaces it yet
+        await brokers.lose()
+        way.let_by()
+        await way.gets_to(20)  # more than is retained of what nobody is to read
+        shared.signal(signal.SIGCONT)
+        digest, status = await asyncio.wait_for(reading, 4 * NOT_BLOCKED)
+        assert digest == expected(3, 8000)
+        assert status.code == 0
 
 
 async def test_s46_what_is_asked_meanwhile_waits_for_the_next_broker(
