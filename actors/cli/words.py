@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
@@ -314,12 +314,21 @@ def tell(text: str, *, err: bool = False) -> None:
 def unwritten(refused: OSError, stream: str = "stdout") -> Trouble:
     """Return the trouble that a stream does not take what is written to it."""
     if stream == "stdout":
-        # What is left in the buffer would be refused again at our end, with code 120.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _empty(sys.stdout)
     return Trouble(f"{stream}: {refused.strerror}")
 
 
 def say(text: str) -> None:
     """Say something to people, on stderr, if anybody hears it."""
-    with suppress(OSError):
+    try:
         click.echo(f"creche: {text}", err=True)
+    except OSError:
+        _empty(sys.stderr)
+
+
+def _empty(stream: IO[str]) -> None:
+    """Let what is left in the buffer of a stream go nowhere, as all that follows.
+
+    It would be refused again at our end, which then is one with code 120.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
