@@ -42,9 +42,10 @@ if TYPE_CHECKING:
         Usage as Usage,
     )
     from actors.many import Results as Results
-    from actors.recovery import Recovery as Recovery, Stopped as Stopped
+    from actors.recovery import Recovery as Recovery
     from actors.scope import Scope as Scope
     from actors.screen import Screen as Screen
+    from actors.services.leftover import Stopped as Stopped
     from actors.services.service import Service as Service
     from actors.services.spec import ServiceSpec as ServiceSpec
     from actors.settings import (
@@ -104,9 +105,10 @@ _HOMES = {
     ),
     "actors.facts": "ExitStatus Stats Survivor Usage",
     "actors.many": "Results",
-    "actors.recovery": "Recovery Stopped",
+    "actors.recovery": "Recovery",
     "actors.scope": "Scope",
     "actors.screen": "Screen",
+    "actors.services.leftover": "Stopped",
     "actors.services.service": "Service",
     "actors.services.spec": "ServiceSpec",
     "actors.settings": "Limits OutputPolicy Settings TtySize Watch",

@@ -5,10 +5,9 @@ import os
 import weakref
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 from actors.ambient import Surroundings
-from actors.embedded import Embedded
 from actors.events import ExitStatus, KillReceipt, Snapshot
 from actors.launch import Launch
 from actors.record import Record, lost_status
@@ -20,6 +19,9 @@ from actors.subscription import LifecycleStream
 from broker import auth, errors, places
 from broker.link import Link, error_of
 from broker.wire import MAX_IDS, STREAMS, Kind, Message, unpack
+
+if TYPE_CHECKING:
+    from actors.embedded import Embedded
 
 TOKENS_A_DROP: Final = 100
 """Spawns named by one DROP."""
@@ -58,7 +60,7 @@ class Connection:
         self._endpoint = endpoint
         self._owner = owner
         self._operator = operator
-        self._embedded = None if self.shared else Embedded()
+        self._embedded = None if self.shared else _embedded()
         self._surroundings = Surroundings()
         self.scratches = Scratches(
             _scratch_root(settings, endpoint), owner, settings.kill_timeout
@@ -611,3 +613,10 @@ def _receipt(answer: list[Any]) -> KillReceipt | errors.EngineError:
     if len(answer) == 1:
         return KillReceipt.from_wire(answer[0])
     return errors.decode(*answer)
+
+
+def _embedded() -> "Embedded":
+    """Return the private broker of an engine, yet to be started."""
+    from actors.embedded import Embedded  # noqa: PLC0415 - a shared one needs none
+
+    return Embedded()

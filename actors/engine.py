@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterable, Iterable
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from actors import checks
 from actors.child import Child, Guest
@@ -13,13 +13,15 @@ from actors.many import Results
 from actors.oneshot import run
 from actors.recovery import Recovery, end_left, stop_left
 from actors.scope import Scope
-from actors.services.service import Service, Services
-from actors.services.spec import ServiceSpec
 from actors.settings import Settings
 from actors.spec import Spec
 from actors.subscription import LifecycleStream
 from broker import auth, errors
 from broker.wire import MAX_IDS, VERSION, Kind, unpack
+
+if TYPE_CHECKING:
+    from actors.services.service import Service, Services
+    from actors.services.spec import ServiceSpec
 
 KEY_SIZE: Final = 32
 """Bytes of an owner key that is made up."""
@@ -84,7 +86,6 @@ class Engine:
         trees = await end_left()
         await connection.open()
         self._opened = connection
-        self._services = Services(connection)
         try:
             self._recovered = Recovery(trees, tuple(await stop_left(connection)))
         except BaseException:
@@ -249,10 +250,10 @@ class Engine:
 
     async def service(
         self,
-        spec: ServiceSpec,
+        spec: "ServiceSpec",
         *,
         cancel: asyncio.Event | asyncio.Future[Any] | None = None,
-    ) -> Service:
+    ) -> "Service":
         """Return a service that is ready; it is started unless it runs already.
 
         It runs once in this engine for all who ask; other engines have their own, also
@@ -276,10 +277,10 @@ class Engine:
 
     async def services(
         self,
-        specs: Iterable[ServiceSpec],
+        specs: "Iterable[ServiceSpec]",
         *,
         cancel: asyncio.Event | asyncio.Future[Any] | None = None,
-    ) -> list[Service]:
+    ) -> "list[Service]":
         """Return several services, started one after the other, in this order.
 
         If one fails, those before it are closed again, the last one first.
@@ -294,9 +295,12 @@ class Engine:
         """
         return await self._open_services().get_all(specs, _cancel(cancel))
 
-    def _open_services(self) -> Services:
-        self._connection()
-        assert self._services is not None  # the engine was entered
+    def _open_services(self) -> "Services":
+        connection = self._connection()
+        if self._services is None:
+            from actors.services.service import Services  # noqa: PLC0415 - most need none
+
+            self._services = Services(connection)
         return self._services
 
     async def attach(self, session_id: int, *, steal: bool = False) -> Child:

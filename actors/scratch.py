@@ -43,12 +43,13 @@ from typing import TYPE_CHECKING, Final
 
 from actors.aside import aside
 from actors.holds import LOCK_FLAGS
-from broker import tree
 from broker.auth import RunDirectory
 from broker.errors import EngineError, InvalidRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from broker.tree import Identity
 
 __all__ = ["DIRECTORY", "Scratches", "clear", "sweep"]
 
@@ -242,7 +243,7 @@ def _made_directory(top: int, name: bytes) -> bytes:
     except BaseException:
         os.rmdir(name, dir_fd=top)
         raise
-    client = tree.identify(os.getpid())
+    client = _identify(os.getpid())
     assert client is not None  # it is this process
     return named + b"%d %d" % (client.pid, client.started)
 
@@ -321,12 +322,18 @@ def _taken(top: int, lock: int) -> bool:
         fcntl.flock(top, fcntl.LOCK_UN)
 
 
+def _identify(pid: int) -> "Identity | None":
+    from broker import tree  # noqa: PLC0415 - 5 ms that most clients need not take
+
+    return tree.identify(pid)
+
+
 def _orphaned(lock: int) -> bool:
     """Return whether the client that made a lock file is dead."""
     words = os.pread(lock, 128, 0).split()
     if len(words) != 4:
         return False
-    client = tree.identify(int(words[2]))
+    client = _identify(int(words[2]))
     return client is None or client.started != int(words[3])
 
 

@@ -329,7 +329,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a stop command is run though its end is on record",
-        "actors/recovery.py",
+        "actors/services/leftover.py",
         "if not record.stopped:",
         "if True:",
         "test_recovery.py::"

@@ -10,7 +10,8 @@ from actors import exit_codes
 from actors.cli import words
 
 if TYPE_CHECKING:
-    from actors.recovery import Recovery, Stopped
+    from actors.recovery import Recovery
+    from actors.services.leftover import Stopped
     from broker.aftermath import Finding
 
 DONE: Final = {"killed", "stopped"}

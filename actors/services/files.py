@@ -25,7 +25,6 @@ from typing import Any, Self
 from actors.scratch import clear
 from broker import journal
 from broker.auth import RunDirectory
-from broker.errors import InvalidRequest
 from broker.places import RUN_PREFIX, SERVICES, runtime_root
 
 __all__ = ["ServiceFiles", "ServiceRecord", "services_root"]
@@ -123,17 +122,6 @@ class ServiceFiles:
             os.mkdir(own, 0o700, dir_fd=directory.fd)
             os.chmod(own, 0o700, dir_fd=directory.fd)  # whatever the umask took away
         return cls(directory)
-
-    @classmethod
-    def left(cls) -> list[Self]:
-        """Lock and return what dead clients left.
-
-        A runtime directory that is refused holds nothing of ours.
-        """
-        try:
-            return [cls(left) for left in RunDirectory.abandoned(services_root())]
-        except InvalidRequest:
-            return []
 
     @property
     def path(self) -> str:
