@@ -378,14 +378,6 @@ MUTATIONS = (
         "proven = True",
         "test_crash.py::test_a_lost_pool_loses_its_sessions_and_is_replaced",
     ),
-    Mutation(
-        "a broker goes on without its supervisor",
-        "broker/server.py",
-        "        except LegClosed:\n            os._exit(0)\n",
-        "        except LegClosed:\n            return\n",
-        "test_crash.py::"
-        "test_an_engine_that_lost_a_vital_part_ends_and_answers_everybody",
-    ),
 )
 
 
