@@ -14,11 +14,12 @@ YOUNG: Final = 50_000
 def main() -> None:
     """Be the command."""
     gc.set_threshold(YOUNG)
-    from actors.cli import main as verbs  # noqa: PLC0415 - see above
+    from actors.cli import main as verbs, words  # noqa: PLC0415 - see above
 
     try:
         verbs(prog_name="creche")
     finally:
+        words.hush()
         gc.freeze()  # the interpreter looks through what is left otherwise
 
 

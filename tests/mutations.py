@@ -378,6 +378,23 @@ MUTATIONS = (
         "proven = True",
         "test_crash.py::test_a_lost_pool_loses_its_sessions_and_is_replaced",
     ),
+    Mutation(
+        "a supervisor sweeps nothing",
+        "broker/supervisor.py",
+        "while not (gone := sweep.step()) and time.monotonic() < ends:",
+        "while not (gone := True) and time.monotonic() < ends:",
+        "test_crash.py::"
+        "test_an_engine_that_lost_a_vital_part_ends_and_answers_everybody",
+    ),
+    Mutation(
+        "a broker takes its time once its supervisor is lost",
+        "broker/server.py",
+        "        except LegClosed:\n            os._exit(0)\n",
+        "        except LegClosed:\n            select.select((), (), (), 60)\n"
+        "            os._exit(0)\n",
+        "test_crash.py::"
+        "test_an_engine_that_lost_a_vital_part_ends_and_answers_everybody",
+    ),
 )
 
 

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
@@ -320,8 +320,15 @@ def unwritten(refused: OSError, stream: str = "stdout") -> Trouble:
 
 def say(text: str) -> None:
     """Say something to people, on stderr, if anybody hears it."""
-    try:
+    with suppress(OSError):
         click.echo(f"creche: {text}", err=True)
+
+
+def hush() -> None:
+    """Have words that stderr does not take change no exit code, at our end neither."""
+    try:
+        sys.stderr.flush()
+        os.write(sys.stderr.fileno(), b"")  # a full device refuses that as well
     except OSError:
         _empty(sys.stderr)
 
