@@ -110,7 +110,10 @@ class Stdin:
     def _why_not(self) -> str:
         # The caller's mistake first, which the child's end must not hide.
         if self._launch.stdin == "null" and self._launch.tty is None:
-            return "stdin is null: the session was started without a pipe or a terminal"
+            return (
+                "stdin is null: start the session with a pipe (stdin='pipe', "
+                "`creche run --interactive`) or a terminal (tty=True, `--tty`)"
+            )
         if self._progress.status is not None:
             return "the child has ended"
         return "stdin is closed"

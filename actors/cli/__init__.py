@@ -88,6 +88,8 @@ def main() -> None:
     Options that are habits are also variables: `run --timeout` is CRECHE_RUN_TIMEOUT.
     Those that are meant for one call, or may be repeated, are not. A variable whose
     option does not apply to a call counts for nothing there.
+    What could not be done ends with 1, a mistake in the words with 2; of run, wait and
+    attach, which end as a child did, both are 125.
     Sizes are bytes, or 64K, 1.5M, 2G (powers of 1024); times are seconds, or 250ms,
     10s, 5m, 2h.
     """

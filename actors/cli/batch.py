@@ -111,8 +111,9 @@ class _Halt(click.ParamType[Any]):
 def batch(arguments: tuple[str, ...], **options: Any) -> None:
     """Run many jobs, so many at a time.
 
-    Each line of a FILE, or of stdin (-), is a job: a command for the shell, or a JSON
-    object such as {"argv": ["make", "all"], "cwd": "/src", "timeout": 60}.
+    Each line of a FILE, or of stdin (- or no word at all), is a job: a command for the
+    shell, or a JSON object such as
+    {"argv": ["make", "all"], "cwd": "/src", "timeout": 60}.
 
     Behind ::: are arguments, one for each job; of several such lists, every
     combination. {} in COMMAND is the argument, {1} and {2} those of several lists, {#}

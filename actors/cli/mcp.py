@@ -23,7 +23,9 @@ def mcp(endpoint: str | None) -> None:
     do what they say. Whatever they started ends with the client that started this.
     """
     if find_spec("mcp") is None:
-        raise words.Trouble("it needs the MCP SDK: pip install 'creche[mcp]'")
+        raise words.Trouble(
+            "the tools of agents need the extra `mcp`: pip install 'mcp>=2.3,<3'"
+        )
     _check_streams()
     from actors.agents import stdio  # noqa: PLC0415 - see the package's docstring
 

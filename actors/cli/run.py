@@ -140,7 +140,8 @@ def _env_files(
 @click.option(
     "--name",
     allow_from_autoenv=False,
-    help="With --detach: a name beside its number.",
+    help="With --detach: a name beside its number, which no living session may have. "
+    "Of several that have ended, it is that of the newest.",
 )
 @click.option(
     "--ttl",

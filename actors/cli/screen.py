@@ -25,8 +25,8 @@ def screen(
 ) -> None:
     """Write what the terminal of session ID shows now, as text.
 
-    It is drawn from what is kept of its output. It needs the extra `screen`, and a
-    picture `ui` as well.
+    It is drawn from what is kept of its output. It needs the extra `screen`
+    (pyghostty, or pyte), and a picture `ui` (rich) as well.
     """
     from actors.console import operating, picture  # noqa: PLC0415 - see the package's docstring
 

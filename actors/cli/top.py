@@ -49,16 +49,16 @@ def top(
     output a second since the last look, memory and processes now; the sums of each
     scope, and of all. The busiest come first.
 
-    On a terminal it is one table that changes, with the extra `ui`; elsewhere there is
-    a table for each look. With --json it is a line for each look: an object with
-    sessions (id, name, scope, state, argv, wall_time, processes, cpu, memory, rate) and
-    scopes (scope, sessions, processes, cpu, memory, rate); cpu in processors, rate in
-    bytes a second.
+    On a terminal it is one table that changes, with the extra `ui` (rich), and with
+    --count the last one stays; elsewhere there is a table for each look. With --json it
+    is a line for each look: an object with sessions (id, name, scope, state, argv,
+    wall_time, processes, cpu, memory, rate) and scopes (scope, sessions, processes,
+    cpu, memory, rate); cpu in processors, rate in bytes a second.
     """
     from actors.console import operating  # noqa: PLC0415 - see the package's docstring
 
     looks = operating.looks(words.broker(endpoint), interval)
-    with _shown(as_json=as_json) as show:
+    with _shown(as_json=as_json, endless=rounds is None) as show:
         words.finish(_rounds(looks, rounds, show))
 
 
@@ -78,12 +78,13 @@ async def _rounds(
 
 
 @contextmanager
-def _shown(*, as_json: bool) -> Iterator[Callable[[Round], None]]:
-    """Give what shows a round."""
+def _shown(*, as_json: bool, endless: bool) -> Iterator[Callable[[Round], None]]:
+    """Give what shows a round; the last one stays, if that is not endless."""
     if as_json:
         yield lambda found: words.tell(json.dumps(_facts(found)))
         return
-    live = _live() if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
+    person = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    live = _live(screen=endless) if person else None
     if live is None:
         yield lambda found: words.tell(words.fitted(_plain(found)) + "\n")
         return
@@ -102,13 +103,16 @@ def _end(number: int, _: object) -> None:
     sys.exit(exit_codes.SIGNALLED + number)
 
 
-def _live() -> Any:
-    """Return a display that changes in place; None: there is none."""
+def _live(*, screen: bool) -> Any:
+    """Return a display that changes in place, on a screen of its own if it may.
+
+    Without rich there is none.
+    """
     try:
         from rich.live import Live  # noqa: PLC0415
     except ModuleNotFoundError:
         return None
-    return Live(screen=True, auto_refresh=False, vertical_overflow="crop")
+    return Live(screen=screen, auto_refresh=False, vertical_overflow="crop")
 
 
 def _plain(found: Round) -> str:

@@ -260,7 +260,8 @@ async def screen(endpoint: str, word: str) -> actors.Screen:
 
 
 def _without_terminal(child: actors.Child) -> actors.NotATerminal:
-    return actors.NotATerminal(f"session {child.id} has no terminal")
+    why = f"session {child.id} has no terminal: start it with `creche run --tty`"
+    return actors.NotATerminal(why)
 
 
 async def kept(child: actors.Child) -> list[actors.Chunk | actors.Gap]:

@@ -27,7 +27,7 @@ def save(shown: "Screen", path: str) -> None:
         from rich.console import Console  # noqa: PLC0415 - an extra
         from rich.text import Text  # noqa: PLC0415
     except ModuleNotFoundError as missing:
-        needs = "a picture needs rich: install the extra `ui`"
+        needs = "a picture needs the extra `ui`: pip install rich"
         raise ModuleNotFoundError(needs, name="rich") from missing
     size = shown.size
     drawn = Console(

@@ -52,5 +52,5 @@ def emulator(size: TtySize) -> Emulator:
     try:
         return Pyte(size)
     except ModuleNotFoundError as missing:
-        needs = "a Screen needs pyghostty or pyte: install the extra `screen`"
+        needs = "a screen needs the extra `screen`: pip install pyghostty, or pyte"
         raise ModuleNotFoundError(needs, name="pyte") from missing

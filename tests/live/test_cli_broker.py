@@ -277,9 +277,9 @@ def test_a_terminal_is_typed_into_resized_and_looked_at(broker: str) -> None:
     assert (facts["rows"], facts["cols"], facts["missed"]) == (5, 40, 0)
     assert facts["cursor"] == [4, 2]
     plain = left("--", "sleep", "99")
-    none = f"creche: session {plain} has no terminal"
+    none = f"creche: session {plain} has no terminal: start it with `creche run --tty`"
     assert refused("screen", plain) == refused("resize", plain, "5", "40") == none
-    assert "'pipe'" not in refused("write", plain, "x")
+    assert "`creche run --interactive`" in refused("write", plain, "x")
 
 
 def test_a_picture_of_a_terminal_has_its_text_and_colours(
@@ -467,7 +467,7 @@ def test_without_an_extra_it_says_what_to_install(
     )
     assert done.returncode == 1
     assert done.stderr.startswith(b"creche: ")
-    assert b"install the extra" in done.stderr
+    assert b": pip install " in done.stderr
 
 
 # -- top ----------------------------------------------------------------------------

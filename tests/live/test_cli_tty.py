@@ -359,6 +359,13 @@ def test_top_gives_the_screen_back_when_it_is_told_to_end(broker: str) -> None:
         assert person.output.endswith(GIVEN_BACK)
 
 
+def test_the_last_of_a_number_of_tables_stays_on_the_screen(broker: str) -> None:
+    with Person.at("top", "--count", "2", "--interval", "0.1") as person:
+        assert person.ended() == 0
+        assert person.screen.text.count("0 sessions") == 1
+        assert b"\x1b[?1049" not in person.output
+
+
 def test_on_a_dumb_terminal_top_is_plain_lines(broker: str) -> None:
     with Person.at("top", "--count", "2", "--interval", "0.1", TERM="dumb") as person:
         assert person.ended() == 0
