@@ -29,6 +29,8 @@ class Interruption:
     """Lets another thread raise KeyboardInterrupt in a call that waits."""
 
     def __init__(self) -> None:
+        self.asked = threading.Event()
+        """The call is in the engine's loop, behind those before it, or has ended."""
         self.wake = threading.Event()
         self.wanted = False
 
@@ -37,6 +39,7 @@ class Interruption:
         self.wake.set()
 
     def wait(self, outcome: "concurrent.futures.Future[Any]") -> None:
+        self.asked.set()
         outcome.add_done_callback(lambda _: self.wake.set())
         while not outcome.done() and not self.wanted:
             self.wake.wait()
@@ -56,7 +59,10 @@ def wait_for(outcome: "concurrent.futures.Future[Any]") -> None:
 
 
 async def in_thread(function: Callable[[], Any]) -> Any:
-    """Call `function` in a thread of its own; a cancellation interrupts it."""
+    """Call `function` in a thread of its own; a cancellation interrupts it.
+
+    Calls reach the engine in the order in which they are made, as those of tasks do.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
     interruption = Interruption()
@@ -79,10 +85,12 @@ async def in_thread(function: Callable[[], Any]) -> Any:
             error = InterruptedError()
         except BaseException as raised:  # it is the test's
             error = raised
+        interruption.asked.set()
         loop.call_soon_threadsafe(settle, result, error)
 
     thread = threading.Thread(target=work)
     thread.start()
+    interruption.asked.wait()
     try:
         return await asyncio.shield(done)
     except asyncio.CancelledError:
