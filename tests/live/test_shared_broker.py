@@ -503,7 +503,7 @@ async def test_s44_only_a_hung_client_that_asked_for_it_loses_its_sessions(
 ) -> None:
     kept, lost = tag(), tag()
     settings = (
-        ", settings=actors.Settings(on_hung='kill', lease=1.0, lease_renewal=0.2)"
+        ", settings=actors.Settings(on_hung='kill', lease=2.0, lease_renewal=0.2)"
     )
     after = """say("now")
     await asyncio.sleep(0)
@@ -522,11 +522,11 @@ async def test_s44_only_a_hung_client_that_asked_for_it_loses_its_sessions(
         client(tmp_path, neighbour(endpoint, lost, after, settings)) as hung,
         client(tmp_path, neighbour(endpoint, kept, staying)) as stopped,
     ):
-        for program in (hung, stopped):
+        for program in (stopped, hung):
             await asyncio.to_thread(program.number, "pid")
             program.said("now")
+            started = asyncio.get_running_loop().time()
             program.signal(signal.SIGSTOP)
-        started = asyncio.get_running_loop().time()
         await went(lost)
         assert asyncio.get_running_loop().time() - started > 0.5
         assert len(tagged(kept)) == DAEMONS + 1
