@@ -158,6 +158,7 @@ class Engine:
         timeout: float | None = None,
         check: bool = False,
         limit: int | None = None,
+        into: Callable[[str, bytes], object] | None = None,
         **options: Any,
     ) -> Completed:
         """Run a command to its end and return its output; see `actors.Engine.run`.
@@ -168,7 +169,13 @@ class Engine:
         """
         return self._portal.call(
             lambda: self._engine.run(
-                argv, input=input, timeout=timeout, check=check, limit=limit, **options
+                argv,
+                input=input,
+                timeout=timeout,
+                check=check,
+                limit=limit,
+                into=into,
+                **options,
             )
         )
 
@@ -397,6 +404,7 @@ class Scope:
         timeout: float | None = None,
         check: bool = False,
         limit: int | None = None,
+        into: Callable[[str, bytes], object] | None = None,
         **options: Any,
     ) -> Completed:
         """Run a command to its end within this scope; see `Engine.run`.
@@ -406,7 +414,13 @@ class Scope:
         """
         return self._portal.call(
             lambda: self._scope.run(
-                argv, input=input, timeout=timeout, check=check, limit=limit, **options
+                argv,
+                input=input,
+                timeout=timeout,
+                check=check,
+                limit=limit,
+                into=into,
+                **options,
             )
         )
 
@@ -545,6 +559,7 @@ def run(
     timeout: float | None = None,
     check: bool = False,
     limit: int | None = None,
+    into: Callable[[str, bytes], object] | None = None,
     **options: Any,
 ) -> Completed:
     """Run one command to its end, in one blocking call, and return its output.
@@ -559,6 +574,7 @@ def run(
         timeout: seconds; then the tree is terminated.
         check: raise for a failure status.
         limit: bytes of output to keep.
+        into: called with each piece of output, see `actors.Engine.run`.
         options: see `actors.Spec`.
 
     Raises:
@@ -568,7 +584,13 @@ def run(
     """
     with Engine() as engine:
         return engine.run(
-            argv, input=input, timeout=timeout, check=check, limit=limit, **options
+            argv,
+            input=input,
+            timeout=timeout,
+            check=check,
+            limit=limit,
+            into=into,
+            **options,
         )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from actors import checks
@@ -147,16 +147,20 @@ class Engine:
         timeout: float | None = None,
         check: bool = False,
         limit: int | None = None,
+        into: Callable[[str, bytes], object] | None = None,
         **options: Any,
     ) -> Completed:
         """Run a command to its end and return its output.
 
         Args:
-            argv: the command.
+            argv: the command, or a `Spec`, which has all its options.
             input: bytes (or text) for its stdin, which is closed after them.
             timeout: seconds; then the tree is terminated.
             check: raise for a failure status.
             limit: bytes of output to keep.
+            into: called with the stream's name and each piece of output as it comes, in
+                the engine's loop; it is not kept then. What it raises ends the command,
+                and is raised.
             options: see `Spec`.
 
         Raises:
@@ -175,6 +179,7 @@ class Engine:
             timeout=timeout,
             limit=limit,
             check=check,
+            into=into,
             check_open=connection.check,
             deadline=asyncio.timeout,
             options=options,

@@ -10,7 +10,7 @@ from actors.child import Child, Data, as_bytes
 from actors.connection import Connection
 from actors.events import Completed
 from actors.spec import Spec
-from actors.streams import Capture, completed
+from actors.streams import Capture, Taker, completed
 from broker import errors
 from broker.outcomes import CommandFailed, TimedOut
 
@@ -29,6 +29,7 @@ async def run(
     timeout: float | None,
     limit: int | None,
     check: bool,
+    into: Taker | None = None,
     check_open: Callable[[], None],
     deadline: Deadline,
     options: dict[str, Any],
@@ -44,10 +45,11 @@ async def run(
     done = await run_spec(
         connection,
         scope,
-        Spec(argv, **_with_input(options, data)),
+        _spec(argv, data, options),
         data=data,
         timeout=timeout,
         limit=limit,
+        into=into,
         check_open=check_open,
         deadline=deadline,
     )
@@ -64,11 +66,12 @@ async def run_spec(
     data: bytes | None = None,
     timeout: float | None = None,
     limit: int | None = None,
+    into: Taker | None = None,
     check_open: Callable[[], None],
     deadline: Deadline = asyncio.timeout,
 ) -> Completed:
     """Run a spec to its end; of `data` what did not fit into the spec is written."""
-    capture = _capture(connection, spec, limit)
+    capture = _capture(connection, spec, limit, into)
     try:
         record = await connection.start(spec, scope, capture)
     except BaseException:
@@ -99,6 +102,17 @@ async def run_spec(
             connection.finish(record)
 
 
+def _spec(argv: Any, data: bytes | None, options: dict[str, Any]) -> Spec:
+    """Return what to run; of a `Spec` nothing may be said twice."""
+    if not isinstance(argv, Spec):
+        return Spec(argv, **_with_input(options, data))
+    if options or data is not None:
+        raise errors.InvalidRequest(
+            "argv", "is a Spec, which has its options and stdin"
+        )
+    return argv
+
+
 def _with_input(options: dict[str, Any], data: bytes | None) -> dict[str, Any]:
     """Return the options of a run that is fed `data`, as far as it fits the spawn.
 
@@ -111,11 +125,14 @@ def _with_input(options: dict[str, Any], data: bytes | None) -> dict[str, Any]:
     return {**options, "stdin": data if len(data) <= RUN_INPUT else "pipe"}
 
 
-def _capture(connection: Connection, spec: Spec, limit: int | None) -> Capture:
+def _capture(
+    connection: Connection, spec: Spec, limit: int | None, into: Taker | None
+) -> Capture:
     settings, link = connection.settings, connection.link
     # What is under way stays in the log too: a wider window would fill it unnoticed.
     size = min(settings.window_bytes, (spec.retention or settings.retention).size)
-    return Capture(link, link.number(), settings.window_chunks, size, limit)
+    chunks = settings.window_chunks
+    return Capture(link, link.number(), chunks, size, limit, into=into)
 
 
 def _check_code(done: Completed) -> None:

@@ -86,6 +86,7 @@ class Scope:
         timeout: float | None = None,
         check: bool = False,
         limit: int | None = None,
+        into: Callable[[str, bytes], object] | None = None,
         **options: Any,
     ) -> Completed:
         """Run a command to its end within this scope; see `Engine.run`.
@@ -102,6 +103,7 @@ class Scope:
             timeout=timeout,
             limit=limit,
             check=check,
+            into=into,
             check_open=self._check,
             deadline=self._timeouts.timeout,
             options=options,

@@ -42,6 +42,9 @@ WINDOW: Final = ("chunks", "bytes", "capture")
 LARGEST_READ: Final = 4 * 1024 * 1024
 """Bytes that one read of a `Reader` gives at most."""
 
+Taker = Callable[[str, bytes], object]
+"""Takes output as it comes: the name of its stream, and a piece of it."""
+
 
 class Credit:
     """What a reader's consumer has taken, told to the worker in quarters of the window.
@@ -363,14 +366,22 @@ class Capture:
     """All output of a session from its first byte on, kept up to a limit.
 
     Over the limit the rest is drained, so that the child can end. At most `chunks`
-    pieces with `size` bytes are under way.
+    pieces with `size` bytes are under way. With `into`, that is called with what would
+    be kept; what it raises is how the capture fails.
 
     Attributes:
         session: the number, once it is known.
     """
 
     def __init__(
-        self, link: Link, request: int, chunks: int, size: int, limit: int | None
+        self,
+        link: Link,
+        request: int,
+        chunks: int,
+        size: int,
+        limit: int | None,
+        *,
+        into: Taker | None = None,
     ) -> None:
         self.request = request
         self.session: int | None = None
@@ -380,6 +391,7 @@ class Capture:
         self._chunk_step = max(1, chunks // 4)
         self._size = size
         self._limit = limit
+        self._into = into
         self._parts: dict[str, list[bytes]] = {stream: [] for stream in STREAMS}
         self._kept = 0
         self._credit: Credit | None = None
@@ -457,10 +469,19 @@ class Capture:
             self.exceeded = True
         if room > 0:
             kept = bytes(data[:room])
-            self._parts[message.body["stream"]].append(kept)
+            self._keep(message.body["stream"], kept)
             self._kept += len(kept)
         end = message.body["sequence"] + len(data)
         self._crediting(message).take(end, self._chunk_step)
+
+    def _keep(self, stream: str, kept: bytes) -> None:
+        if self._into is None:
+            self._parts[stream].append(kept)
+        elif not self.closed.done():  # once refused it is not asked again
+            try:
+                self._into(stream, kept)
+            except Exception as refused:  # for whoever waits for the end
+                self.closed.set_exception(refused)
 
     def _crediting(self, message: Message) -> Credit:
         if self._credit is None:  # a run learns its session's number only now

@@ -290,9 +290,15 @@ class Batch:
         self, engine: actors.Engine, job: Job, spool: Spool, attempt: int
     ) -> Outcome:
         started = time.time()  # noqa: TID251 - a date, as the joblog has it
+        options, late = self._options(job), False
         try:
-            async with await engine.spawn(job.argv, **self._options(job)) as child:
-                status, late = await self._follow(child, job, spool)
+            if self._pace is None:
+                spec = actors.Spec(job.argv, **options)
+                done = await engine.run(spec, into=partial(self._took, spool))
+                status = done.status
+            else:  # how long it may take can change while it runs
+                async with await engine.spawn(job.argv, **options) as child:
+                    status, late = await self._follow(child, job, spool)
         except actors.BrokerLost:
             raise
         except actors.EngineError as error:
@@ -342,8 +348,11 @@ class Batch:
         """Take the output of a child until its end."""
         async for event in events:
             if isinstance(event, actors.Chunk):
-                spool.write(event.stream, event.data)
-                self._tally.written += len(event.data)
+                self._took(spool, event.stream, event.data)
+
+    def _took(self, spool: Spool, stream: str, data: bytes) -> None:
+        spool.write(stream, data)
+        self._tally.written += len(data)
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:

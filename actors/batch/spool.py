@@ -97,6 +97,7 @@ class Results(Spool):
     def __init__(self, directory: str, seq: int) -> None:
         self._directory = directory
         self._seq = seq
+        self._loose: tuple[str, ...] = RESULTS
         os.makedirs(directory, exist_ok=True)
         super().__init__()
 
@@ -116,11 +117,12 @@ class Results(Spool):
                 self._files[stream].flush()
         for name in RESULTS:
             os.replace(self._path(name), os.path.join(self._directory, name))
+        self._loose = ()
 
     def close(self) -> None:
         """Let go of it, and of what was not kept; harmless to repeat."""
         super().close()
-        for name in RESULTS:
+        for name in self._loose:
             with suppress(FileNotFoundError):
                 os.unlink(self._path(name))
 

@@ -27,6 +27,17 @@ def echoes(count: int) -> list[list[str]]:
     return [["echo", str(number)] for number in range(count)]
 
 
+async def test_s57_a_spec_is_run_as_it_is(opened: Any) -> None:
+    spec = Spec("cat; exit 3", shell=True, stdin=b"plum", timeout=30)
+    async with opened() as engine:
+        done = await engine.run(spec)
+        assert (done.stdout, done.returncode) == (b"plum", 3)
+        for more in ({"input": "x"}, {"cwd": "/"}):
+            with pytest.raises(InvalidRequest) as refused:
+                await engine.run(spec, **more)
+            assert refused.value.field == "argv"
+
+
 async def test_s57_every_spec_gives_one_result(opened: Any) -> None:
     async with opened() as engine:
         specs = [Spec("echo 0", shell=True, metadata={"number": "0"}), *echoes(5)[1:]]

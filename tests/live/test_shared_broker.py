@@ -522,6 +522,7 @@ async def test_s44_only_a_hung_client_that_asked_for_it_loses_its_sessions(
         client(tmp_path, neighbour(endpoint, lost, after, settings)) as hung,
         client(tmp_path, neighbour(endpoint, kept, staying)) as stopped,
     ):
+        started = 0.0
         for program in (stopped, hung):
             await asyncio.to_thread(program.number, "pid")
             program.said("now")

@@ -1,8 +1,10 @@
 """What becomes of the bytes that a child writes."""
 
 import asyncio
+import errno
 import itertools
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -408,6 +410,45 @@ async def test_s25_over_its_limit_a_child_is_still_drained_to_its_end(
         whole = await engine.run(program(BURST, word, str(4 * MIB)), limit=4 * MIB)
         assert whole.stdout == burst(4 * MIB)
         await asyncio.to_thread(gone, word)
+
+
+async def test_s25_output_of_a_run_goes_as_it_comes_where_it_is_wanted(
+    opened: Opened, tmp_path: Path
+) -> None:
+    answered, got = tmp_path / "answered", []
+    waits = f"""
+write(b"out")
+while not os.path.exists({str(answered)!r}):
+    time.sleep(0.01)
+os.write(2, b"err")
+"""
+
+    def take(stream: str, data: bytes) -> None:
+        got.append((stream, data))
+        answered.touch()
+
+    async with opened() as engine:
+        done = await engine.run(program(waits, tag()), into=take)
+        assert got == [("stdout", b"out"), ("stderr", b"err")]
+        assert (done.stdout, done.stderr, done.returncode) == (b"", b"", 0)
+        got.clear()
+        with pytest.raises(actors.OutputLimitExceeded):
+            await engine.run(program(BURST, tag(), str(MIB)), into=take, limit=1000)
+        assert b"".join(data for _, data in got) == burst(1000)
+
+
+async def test_s25_who_refuses_output_of_a_run_ends_it(opened: Opened) -> None:
+    word, asked = tag(), []
+
+    def refuse(stream: str, _: bytes) -> None:
+        asked.append(stream)
+        raise OSError(errno.ENOSPC, "full")
+
+    async with opened() as engine:
+        with pytest.raises(OSError, match="full"):
+            await engine.run(program(FLOOD, word), into=refuse)
+        await asyncio.to_thread(gone, word)
+    assert asked == ["stdout"]
 
 
 @pytest.mark.parametrize("kind", ["tail", "head_tail", "block"])
