@@ -23,7 +23,7 @@ def main(options: Options) -> NoReturn:
 
         supervise(options, opening)
     except AlreadyRunning:
-        say(f"creche: a broker is already running at {options.endpoint}")
+        say(f"creche: {_taken(options.endpoint)}")
         os._exit(1)
     except EngineError as error:
         options.refuse(error)
@@ -34,6 +34,17 @@ def main(options: Options) -> NoReturn:
         options.refuse(EngineError(f"cannot start: {error}"))
         os._exit(1)
     os._exit(0)
+
+
+def _taken(endpoint: str | None) -> str:
+    """Return what to say of a broker that is in our place, or beside it."""
+    from broker import auth  # noqa: PLC0415 - for trouble alone
+
+    path = os.fsdecode(auth.endpoint_path(endpoint))
+    if os.path.exists(path):
+        return f"a broker is already running at {endpoint}"
+    where = os.path.dirname(path)
+    return f"a broker is already running in {where}: give each a directory of its own"
 
 
 def parse(arguments: Sequence[str]) -> Options:

@@ -184,6 +184,8 @@ class Link:
         return ticket
 
     def _connect(self) -> None:
+        path = self._directory.path(self._name)
+        os.stat(path)  # for one that is not there ZeroMQ would wait
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -193,7 +195,6 @@ class Link:
         self._send = partial(Calls.send, self._socket)
         self._receive = partial(Calls.recv, self._socket)
         self._events = partial(Calls.get, self._socket)
-        path = self._directory.path(self._name)
         self._socket.connect("ipc://" + os.fsdecode(path))
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self.loop.add_reader(self._fd, self._drain)

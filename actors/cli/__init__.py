@@ -52,6 +52,23 @@ class Verbs(click.Group):
             trouble.show()
             sys.exit(trouble.exit_code)
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Return a verb's command; of an unknown one say which is nearest.
+
+        Raises:
+            UsageError: it is unknown.
+        """
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as unknown:
+            from difflib import get_close_matches  # noqa: PLC0415 - for mistakes alone
+
+            near = get_close_matches(args[0], VERBS, 1)
+            if not near:
+                raise
+            told = f"{unknown.message} Did you mean {near[0]!r}?"
+            raise click.UsageError(told, ctx) from None
+
     def list_commands(self, _ctx: click.Context) -> list[str]:
         """Return the verbs."""
         return list(VERBS)

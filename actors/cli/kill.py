@@ -37,16 +37,17 @@ def kill(
 ) -> None:
     """End sessions with everything they started.
 
-    It says so once that is proven, and ends with 0 if nothing of any is left, else
-    with 1. Nor is it 0 if there is no such session, or none in the scope. With --json
+    That is at once, by SIGKILL, unless there is a --grace. It says so once that is
+    proven, and ends with 0 if nothing of any is left, else with 1. Nor is it 0 if there is no such session, or none in the scope. With --json
     it is one array of objects: id (null if there is none of that name), given (the word
     for it), signalled and reaped (numbers of processes), survivors (objects of pid,
     started, uid, state), error and message (null, or why nothing was done).
     """
     from actors.console import operating  # noqa: PLC0415 - see the package's docstring
 
-    if not (sessions or given["everything"] or given["scope"] is not None):
-        raise click.UsageError("name the sessions: ID..., --scope or --all")
+    ways = [bool(sessions), given["everything"], given["scope"] is not None]
+    if sum(ways) != 1:
+        raise click.UsageError("name the sessions in one way: ID..., --scope or --all")
     found = words.finish(operating.kill(words.broker(endpoint), sessions, **given))
     facts = [_facts(one) for one in found]
     if as_json:

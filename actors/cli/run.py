@@ -127,7 +127,8 @@ def _env_files(
     metavar="NAME=VALUE",
     help="Limit what it may use; may be repeated. NAME is one of nofile, core, "
     "address_space, cpu, file_size, processes, nice, oom_score_adj; or, of the whole "
-    "tree, output, tree_memory, tree_processes, which end it when used up.",
+    "tree, output, tree_memory, tree_processes, which end it when used up, if it has "
+    "not ended by then.",
 )
 @click.option(
     "-d",
@@ -188,10 +189,16 @@ def run(
         code, report = _guarded(lambda: _join(command, given, endpoint or None))
     if as_json:
         words.tell(json.dumps({"exit_code": code, **report}), err=True)
-    elif "message" in report:
-        words.say(report["message"])
+    elif told := report.get("message") or USED_UP.get(report.get("cause", "")):
+        words.say(told)
     sys.exit(code)
 
+
+USED_UP: Final = {
+    "limit": "the command was ended: it had used up a limit",
+    "oom": "the command was killed: the system had no memory left for it",
+}
+"""What to tell of an end that looks like that by somebody's signal."""
 
 Report = tuple[int, dict[str, Any]]
 """An exit code, and what there is to report."""

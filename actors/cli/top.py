@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from actors.console.rates import Look, Use
 
 HEADS = ("ID", "NAME", "STATE", "TIME", "CPU", "MEMORY", "PROCS", "OUTPUT", "COMMAND")
+LEAST: Final = 0.05
+"""Seconds between two looks: less would show the looking."""
 SCOPES = ("SCOPE", "SESSIONS", "CPU", "MEMORY", "PROCS", "OUTPUT")
 
 Round = list[tuple["Look", "Use"]]
@@ -26,7 +28,7 @@ Round = list[tuple["Look", "Use"]]
 @click.command(cls=words.Verb)
 @click.option(
     "--interval",
-    type=words.SECONDS,
+    type=words.Seconds(least=LEAST),
     default="2s",
     show_default=True,
     help="Time between two looks.",

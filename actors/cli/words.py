@@ -26,9 +26,16 @@ _NUMBER: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+) *([A-Za-z]*)")
 
 
 class Seconds(click.ParamType[float]):
-    """A time: 1.5, 10s, 5m, 2h, 1d, 250ms."""
+    """A time: 1.5, 10s, 5m, 2h, 1d, 250ms.
+
+    Args:
+        least: seconds that it has to be.
+    """
 
     name = "time"
+
+    def __init__(self, least: float = 0.0) -> None:
+        self._least = least
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -39,6 +46,8 @@ class Seconds(click.ParamType[float]):
         number = _scaled(value, _SECONDS)
         if number is None:
             self.fail(f"{value!r} is no time like 1.5, 10s or 5m", param, ctx)
+        if number < self._least:
+            self.fail(f"{value!r} is less than {self._least:g} seconds", param, ctx)
         return number
 
 

@@ -139,7 +139,8 @@ async def detach(
 
 async def _check_name(engine: actors.Engine, name: str) -> None:
     if not name or name.isdecimal():
-        raise actors.InvalidRequest("name", "is a word, and no number")
+        why = f"{name!r} is a number or empty: give a word"
+        raise actors.InvalidRequest("name", why)
     for found in await engine.children():
         if found.metadata.get(NAME) == name:
             taken = f"{name!r} is the name of session {found.id}, which still runs"

@@ -210,7 +210,16 @@ def test_limits_are_the_commands() -> None:
     assert done.stdout == b"2\n"
 
 
+def test_an_unknown_verb_is_answered_by_the_nearest() -> None:
+    done = creche("logss", "1")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"No such command 'logss'. Did you mean 'logs'?" in done.stderr
+    assert b"Did you mean" not in creche("entirely").stderr
+
+
 def test_a_tree_that_used_up_a_limit_is_ended() -> None:
+    done = creche("run", "--limit", "output=1K", "yes")
+    assert done.stderr == b"creche: the command was ended: it had used up a limit\n"
     done = creche("run", "--json", "--limit", "output=1K", "yes")
     report = json.loads(done.stderr)
     assert (report["cause"], done.returncode) == ("limit", report["exit_code"])

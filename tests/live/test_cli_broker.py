@@ -344,7 +344,15 @@ def test_a_kill_may_be_of_a_scope_or_of_all(broker: str) -> None:
         assert alive(outside.pid)
         assert said("kill", "--all") == f"{outside.id}: 1 process ended\n"
         assert said("kill", "--all") == ""
-    assert creche("kill").returncode == 2
+
+
+def test_what_is_to_be_killed_is_said_in_one_way(broker: str) -> None:
+    number = left("--", "sleep", "99")
+    for words in ((), ("--all", "--scope", "x"), (number, "--all")):
+        done = creche("kill", *words)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert b"in one way: ID..., --scope or --all" in done.stderr
+    assert said("kill", number) == f"{number}: 1 process ended\n"
 
 
 def test_a_kill_of_a_scope_without_sessions_is_told_like_one_of_nobody(
@@ -352,10 +360,8 @@ def test_a_kill_of_a_scope_without_sessions_is_told_like_one_of_nobody(
 ) -> None:
     assert "nosuch" in refused("kill", "nosuch")
     assert "no session is in a scope" in refused("kill", "--scope", "nosuch")
-    number = left("--", "sleep", "99")
-    done = creche("kill", "--scope", "nosuch", number)
-    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
-    assert done.stdout.decode() == f"{number}: 1 process ended\n"
+    done = creche("kill", "--scope", "nosuch")
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (1, b"", 1)
 
 
 def test_a_variable_kills_nothing(broker: str) -> None:
@@ -475,6 +481,7 @@ def test_without_an_extra_it_says_what_to_install(
 
 def test_off_a_terminal_top_is_a_table_for_each_look(broker: str) -> None:
     number = left("--", "sleep", "99")
+    assert b"less than 0.05" in creche("top", "--interval", "0").stderr
     looks = said("top", "--interval", "0.1", "--count", "2").split("1 session, ")
     assert len(looks) == 3
     for look in looks[1:]:

@@ -98,19 +98,39 @@ def test_a_broker_says_that_it_is_ready_and_ends_when_asked(endpoint: str) -> No
         assert not (directory / "broker.sock").exists()
 
 
-def test_a_second_broker_is_refused_and_the_first_stays(endpoint: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("broker.sock", "at ipc://{directory}/broker.sock"),
+        ("other.sock", "in {directory}: give each a directory of its own"),
+    ],
+)
+def test_a_second_broker_is_refused_and_the_first_stays(
+    endpoint: str, name: str, where: str
+) -> None:
     path = Path(endpoint.removeprefix("ipc://"))
+    other = f"ipc://{path.parent}/{name}"
     with serving(endpoint) as first:
         inode = path.stat().st_ino
-        command = [sys.executable, "-m", "broker", "--endpoint", endpoint]
+        command = [sys.executable, "-m", "broker", "--endpoint", other]
         with running(*command, stderr=-1) as second:
             assert second.process.wait(15) == 1
             assert second.process.stderr is not None
             said = second.process.stderr.read().decode()
-        assert said == f"creche: a broker is already running at {endpoint}\n"
+        where = where.format(directory=path.parent)
+        assert said == f"creche: a broker is already running {where}\n"
         assert path.stat().st_ino == inode
         assert alive(first.pid)
         asyncio.run(one_command(endpoint))
+
+
+async def test_a_socket_that_is_not_beside_a_brokers_lifeline_is_told(
+    endpoint: str,
+) -> None:
+    other = actors.Engine(endpoint.replace("broker.sock", "other.sock"))
+    absent = pytest.raises(errors.BrokerLost, match=r"other\.sock: No such file")
+    with serving(endpoint), absent:
+        await other.__aenter__()
 
 
 async def one_command(endpoint: str) -> None:
