@@ -1,6 +1,7 @@
 """Running a command to its end: one spawn, one capture, one result."""
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final
@@ -42,6 +43,7 @@ async def run(
     data = None if input is None else as_bytes("input", input)
     checks.optional(checks.seconds)("timeout", timeout)
     checks.optional(checks.whole(0))("limit", limit)
+    _check_taker(into)
     done = await run_spec(
         connection,
         scope,
@@ -89,6 +91,10 @@ async def run_spec(
         else:
             child = Child(connection, record, owned=False)
             await _await_capture(child, capture, timeout, deadline)
+        if capture.refused is not None:
+            with suppress(errors.EngineError):  # it may have ended
+                await Child(connection, record, owned=False).kill()
+            raise capture.refused
         if record.released:
             raise errors.SessionNotFound("its owner closed meanwhile")
         return completed(record, capture, limit)
@@ -100,6 +106,12 @@ async def run_spec(
             connection.drop(record)  # it did not come to its end, which releases it
         else:
             connection.finish(record)
+
+
+def _check_taker(into: object) -> None:
+    if into is not None and (not callable(into) or inspect.iscoroutinefunction(into)):
+        wanted = "is a plain function that takes a stream's name and bytes"
+        raise errors.InvalidRequest("into", wanted)
 
 
 def _spec(argv: Any, data: bytes | None, options: dict[str, Any]) -> Spec:
@@ -154,6 +166,8 @@ async def _await_capture(
         await child.terminate()
         with suppress(errors.EngineError):
             await capture.closed
+        if capture.refused is not None:
+            return
         raise TimedOut(
             list(child.argv),
             timeout,

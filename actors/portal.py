@@ -154,6 +154,18 @@ class Portal:
             self._thread.join(EXIT_PATIENCE)
 
 
+class _Carried(Exception):
+    """Carries a KeyboardInterrupt or SystemExit, which is its cause, out of a task."""
+
+
+async def _carried(call: Call[T]) -> T:
+    """Return what a call does; what would end the loop as well is for its caller."""
+    try:
+        return await call()
+    except (KeyboardInterrupt, SystemExit) as raised:
+        raise _Carried from raised
+
+
 class _Task(Generic[T]):
     """A coroutine on its way through the loop; `outcome` is seen by other threads."""
 
@@ -164,7 +176,7 @@ class _Task(Generic[T]):
 
     def start(self) -> None:
         assert self._call is not None
-        self._task = asyncio.ensure_future(self._call())
+        self._task = asyncio.ensure_future(_carried(self._call))
         self._call = None
         self._task.add_done_callback(self._settle)
 
@@ -173,7 +185,8 @@ class _Task(Generic[T]):
             # An interrupted caller raises what interrupted it instead.
             self.outcome.set_exception(errors.BrokerLost("the engine is closed"))
         elif error := task.exception():
-            self.outcome.set_exception(error)
+            ours = isinstance(error, _Carried)
+            self.outcome.set_exception((ours and error.__cause__) or error)
         else:
             self.outcome.set_result(task.result())
 

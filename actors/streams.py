@@ -367,10 +367,11 @@ class Capture:
 
     Over the limit the rest is drained, so that the child can end. At most `chunks`
     pieces with `size` bytes are under way. With `into`, that is called with what would
-    be kept; what it raises is how the capture fails.
+    be kept, until it raises something.
 
     Attributes:
         session: the number, once it is known.
+        refused: what `into` raised; then the capture is closed before its end.
     """
 
     def __init__(
@@ -392,6 +393,7 @@ class Capture:
         self._size = size
         self._limit = limit
         self._into = into
+        self.refused: BaseException | None = None
         self._parts: dict[str, list[bytes]] = {stream: [] for stream in STREAMS}
         self._kept = 0
         self._credit: Credit | None = None
@@ -477,11 +479,13 @@ class Capture:
     def _keep(self, stream: str, kept: bytes) -> None:
         if self._into is None:
             self._parts[stream].append(kept)
-        elif not self.closed.done():  # once refused it is not asked again
+        elif self.refused is None:
             try:
                 self._into(stream, kept)
-            except Exception as refused:  # for whoever waits for the end
-                self.closed.set_exception(refused)
+            except BaseException as refused:  # whoever waits sees it; not the link
+                self.refused = refused
+                if not self.closed.done():
+                    self.closed.set_result(None)
 
     def _crediting(self, message: Message) -> Credit:
         if self._credit is None:  # a run learns its session's number only now

@@ -9,7 +9,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
@@ -306,12 +306,12 @@ class Batch:
                 None,
                 started,
                 attempt,
+                *_sizes(spool),
                 error=error.code,
                 failure=str(error),
                 failure_code=exit_codes.of_failure(error),
             )
-        sizes = spool.sizes["stdout"], spool.sizes["stderr"]
-        return Outcome(status, started, attempt, *sizes, late=late)
+        return Outcome(status, started, attempt, *_sizes(spool), late=late)
 
     def _options(self, job: Job) -> dict[str, Any]:
         extra = {**(job.options.get("extra_env") or {}), "CRECHE_SEQ": str(job.seq)}
@@ -323,6 +323,9 @@ class Batch:
     ) -> tuple[actors.ExitStatus, bool]:
         """Return how a child ended, and whether its time was over."""
         late = False
+        if child.tty:
+            with suppress(actors.EngineError):  # in raw mode there is no end of input
+                await child.close_stdin()
         async with child.events() as events:
             try:
                 async with asyncio.timeout(None) as clock:
@@ -353,6 +356,10 @@ class Batch:
     def _took(self, spool: Spool, stream: str, data: bytes) -> None:
         spool.write(stream, data)
         self._tally.written += len(data)
+
+
+def _sizes(spool: Spool) -> tuple[int, int]:
+    return spool.sizes["stdout"], spool.sizes["stderr"]
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:

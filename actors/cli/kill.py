@@ -38,10 +38,11 @@ def kill(
     """End sessions with everything they started.
 
     That is at once, by SIGKILL, unless there is a --grace. It says so once that is
-    proven, and ends with 0 if nothing of any is left, else with 1. Nor is it 0 if there is no such session, or none in the scope. With --json
-    it is one array of objects: id (null if there is none of that name), given (the word
-    for it), signalled and reaped (numbers of processes), survivors (objects of pid,
-    started, uid, state), error and message (null, or why nothing was done).
+    proven, and ends with 0 if nothing of any is left, else with 1. Nor is it 0 if there
+    is no such session, or none in the scope. With --json it is one array of objects: id
+    (null if there is none of that name), given (the word for it), signalled and reaped
+    (numbers of processes), survivors (objects of pid, started, uid, state), error and
+    message (null, or why nothing was done).
     """
     from actors.console import operating  # noqa: PLC0415 - see the package's docstring
 

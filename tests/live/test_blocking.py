@@ -114,6 +114,17 @@ def test_s42_a_collected_engine_ends_its_children() -> None:
     gone(word)
 
 
+def test_what_exits_while_it_takes_output_is_the_callers() -> None:
+    def leave(_stream: str, _data: bytes) -> None:
+        sys.exit(7)
+
+    with Engine() as engine:
+        with pytest.raises(SystemExit) as left:
+            engine.run(["echo", "x"], into=leave)
+        assert left.value.code == 7
+        assert engine.run(["echo", "on"]).stdout == b"on\n"
+
+
 INTERRUPTED = """
 def up():
     print("up", flush=True)

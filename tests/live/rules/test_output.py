@@ -11,7 +11,7 @@ import pytest
 
 import actors
 from actors import OutputPolicy
-from tests.helpers import NOT_BLOCKED, gone, tag
+from tests.helpers import NOT_BLOCKED, gone, tag, tagged
 from tests.live.children import (
     BURST,
     CLOSES_OUTPUT_AND_WORKS,
@@ -437,18 +437,45 @@ os.write(2, b"err")
         assert b"".join(data for _, data in got) == burst(1000)
 
 
-async def test_s25_who_refuses_output_of_a_run_ends_it(opened: Opened) -> None:
+@pytest.mark.parametrize("timeout", [None, 30])
+@pytest.mark.parametrize(
+    ("raised", "seen"),
+    [
+        (OSError(errno.ENOSPC, "full"), OSError),
+        (StopIteration(), RuntimeError),  # as out of any coroutine
+        (asyncio.CancelledError(), (asyncio.CancelledError, actors.BrokerLost)),
+        (GeneratorExit(), GeneratorExit),
+    ],
+)
+async def test_s25_who_refuses_output_of_a_run_ends_it(
+    opened: Opened, raised: BaseException, seen: Any, timeout: float | None
+) -> None:
     word, asked = tag(), []
 
     def refuse(stream: str, _: bytes) -> None:
         asked.append(stream)
-        raise OSError(errno.ENOSPC, "full")
+        raise raised
 
     async with opened() as engine:
-        with pytest.raises(OSError, match="full"):
-            await engine.run(program(FLOOD, word), into=refuse)
-        await asyncio.to_thread(gone, word)
+        with pytest.raises(seen):
+            await engine.run(program(FLOOD, word), into=refuse, timeout=timeout)
+        assert not tagged(word)
+        assert (await engine.run(["echo", "on"])).stdout == b"on\n"
     assert asked == ["stdout"]
+
+
+async def test_s25_what_cannot_take_output_is_refused_at_once(
+    opened: Opened, tmp_path: Path
+) -> None:
+    async def late(_stream: str, _data: bytes) -> None: ...
+
+    wrong: list[Any] = [5, [], False, late]
+    async with opened() as engine:
+        for into in wrong:
+            with pytest.raises(actors.InvalidRequest) as refused:
+                await engine.run(["touch", str(tmp_path / "ran")], into=into)
+            assert refused.value.field == "into"
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("kind", ["tail", "head_tail", "block"])
