@@ -383,8 +383,7 @@ MUTATIONS = (
         "broker/supervisor.py",
         "while not (gone := sweep.step()) and time.monotonic() < ends:",
         "while not (gone := True) and time.monotonic() < ends:",
-        "test_crash.py::"
-        "test_an_engine_that_lost_a_vital_part_ends_and_answers_everybody",
+        "test_crash.py::test_a_supervisor_that_is_the_last_sees_everything_off",
     ),
     Mutation(
         "a broker takes its time once its supervisor is lost",

@@ -84,10 +84,14 @@ SIZE: Final = Size()
 def _endpoint(
     _: click.Context, parameter: click.Parameter, given: str | None
 ) -> str | None:
-    """Refuse what a program would give keys for: no option here does."""
-    if given is not None and given.startswith("tcp://"):
-        absent = "tcp:// is not in this version: give ipc:///ABSOLUTE/PATH"
-        raise click.BadParameter(absent, param=parameter)
+    """Refuse what no broker could have for an address."""
+    if given:
+        from broker import auth, errors  # noqa: PLC0415 - see the package's docstring
+
+        try:
+            auth.endpoint_path(given)
+        except errors.InvalidRequest as wrong:
+            raise click.BadParameter(wrong.message, param=parameter) from None
     return given
 
 

@@ -391,6 +391,12 @@ def test_a_job_may_take_a_multiple_of_what_others_took(tmp_path: Path) -> None:
     assert min(logged(log))[6:8] == ["-1", "15"]
 
 
+@pytest.mark.parametrize("options", [[], ["--timeout", "2000%"]], ids=["", "%"])
+def test_a_terminal_of_a_job_is_at_its_end_of_input(options: list[str]) -> None:
+    job = b'{"argv": ["cat"], "tty": true}\n'
+    assert batch(*options, "-", input=job).returncode == 0
+
+
 # -- output -----------------------------------------------------------------------
 
 

@@ -422,6 +422,27 @@ async def test_an_engine_that_lost_a_vital_part_ends_and_answers_everybody(
     await leave_nothing(runtime_dir)
 
 
+async def test_a_supervisor_that_is_the_last_sees_everything_off() -> None:
+    word = tag()
+    async with actors.Engine() as engine:
+        child = await engine.spawn(daemons(word))
+        await up(child)
+        parts = Parts.of(child.pid)
+        everybody = Identities(*parts)
+        stop(*parts)  # so that nobody else can end an orphan
+        try:
+            end([parts.pool, parts.worker, parts.broker])
+            tree_of_it = set(tagged(word))
+            await asyncio.to_thread(
+                eventually,
+                lambda: tree_of_it <= set(tree.children(parts.supervisor)),
+            )
+        finally:
+            go(parts.supervisor)
+        await went(word)
+        await asyncio.to_thread(everybody.gone)
+
+
 async def check_refusals(engine: actors.Engine, child: actors.Child) -> None:
     calls = [
         child.kill(),
