@@ -1,4 +1,8 @@
-"""Many children that live: starting them, what each costs, ending them all."""
+"""Many children that live: starting them, what each costs, ending them all.
+
+Once as they come, and once with a worker forked ahead for each: of what is started that
+way the reference and the floor have nothing to prepare.
+"""
 
 import time
 from functools import partial
@@ -15,7 +19,10 @@ SETTLE: Final = 0.5
 """Seconds for what follows the last start to be over."""
 
 
-async def _hold(count: int, system: System) -> Found:
+async def _hold(count: int, system: System, *, warm: bool) -> Found:
+    if warm:
+        await system.prepare(count)
+        await system.sleep(SETTLE)
     before = time.perf_counter()
     held = await system.hold_many(SLEEP, count)
     started = time.perf_counter() - before
@@ -31,15 +38,16 @@ async def _hold(count: int, system: System) -> Found:
 
 
 def cases(sizes: Sizes) -> tuple[Case, ...]:
-    """Return the one number of children."""
-    return (
+    """Return the one number of children, without and with preparation."""
+    return tuple(
         Case(
-            f"hold-{sizes.sessions}",
+            f"hold-{sizes.sessions}{name}",
             (
                 Figure("start", "/s", "more"),
                 Figure("memory", "KiB each", "less"),
                 Figure("kill", "ms", "less"),
             ),
-            everyone(partial(_hold, sizes.sessions)),
-        ),
+            everyone(partial(_hold, sizes.sessions, warm=warm)),
+        )
+        for name, warm in (("", False), ("-warm", True))
     )

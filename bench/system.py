@@ -99,6 +99,9 @@ class System:
         """Start a child that stays, three pipes connected; return the session."""
         raise NotImplementedError
 
+    async def prepare(self, count: int) -> None:
+        """Have ready what so many children need, if the system can; not counted."""
+
     async def hold_many(self, argv: Argv, count: int) -> list[Any]:
         """Start `count` children that stay."""
         held = []

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 import actors
 from actors import mapped
+from bench import proc
 from bench.commands import MIB
 from bench.system import Argv, System
 
@@ -74,6 +75,13 @@ class Creche(System):
 
     async def hold(self, argv: Argv) -> actors.Child:
         return await self.engine.spawn(argv, stdin="pipe")
+
+    async def prepare(self, count: int) -> None:
+        await self.engine.aclose()
+        self.engine = actors.Engine(settings=actors.Settings(warm=count))
+        await self.start()
+        while len(proc.engine()) < count:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.01)
 
     async def kill(self, sessions: Sequence[actors.Child]) -> None:
         await self.engine.kill(child.id for child in sessions)
