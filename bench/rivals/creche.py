@@ -78,9 +78,11 @@ class Creche(System):
 
     async def prepare(self, count: int) -> None:
         await self.engine.aclose()
-        self.engine = actors.Engine(settings=actors.Settings(warm=count))
+        # More than half stay idle: none is forked while the others are taken.
+        warm = 2 * count + 1
+        self.engine = actors.Engine(settings=actors.Settings(warm=warm))
         await self.start()
-        while len(proc.engine()) < count:  # noqa: ASYNC110 - nobody tells of it
+        while len(proc.engine()) < warm:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.01)
 
     async def kill(self, sessions: Sequence[actors.Child]) -> None:
