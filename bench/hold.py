@@ -19,10 +19,7 @@ SETTLE: Final = 0.5
 """Seconds for what follows the last start to be over."""
 
 
-async def _hold(count: int, system: System, *, warm: bool) -> Found:
-    if warm:
-        await system.prepare(count)
-        await system.sleep(SETTLE)
+async def _hold(count: int, system: System) -> Found:
     before = time.perf_counter()
     held = await system.hold_many(SLEEP, count)
     started = time.perf_counter() - before
@@ -37,6 +34,12 @@ async def _hold(count: int, system: System, *, warm: bool) -> Found:
     )
 
 
+async def _hold_warm(count: int, system: System) -> Found:
+    await system.prepare(count)
+    await system.sleep(SETTLE)
+    return await _hold(count, system)
+
+
 def cases(sizes: Sizes) -> tuple[Case, ...]:
     """Return the one number of children, without and with preparation."""
     return tuple(
@@ -47,7 +50,7 @@ def cases(sizes: Sizes) -> tuple[Case, ...]:
                 Figure("memory", "KiB each", "less"),
                 Figure("kill", "ms", "less"),
             ),
-            everyone(partial(_hold, sizes.sessions, warm=warm)),
+            everyone(partial(play, sizes.sessions)),
         )
-        for name, warm in (("", False), ("-warm", True))
+        for name, play in (("", _hold), ("-warm", _hold_warm))
     )
