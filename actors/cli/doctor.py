@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+from typing import Final
 
 import click
 
 from actors import __version__
 from actors.cli import words
+
+SIZES: Final = ("memory_total", "memory_available", "shm_free", "pipe_soft_limit")
 
 
 @click.command(cls=words.Verb)
@@ -15,10 +18,10 @@ def doctor(*, as_json: bool) -> None:
     """Tell what this machine offers.
 
     And of each capability, whether it is fine, or what is worse here than it could be
-    and what to do. Sizes are in bytes.
+    and what to do.
 
     \b
-    --json prints one object; null is "no limit, or unknown":
+    --json prints one object; null is "no limit, or unknown", sizes are in bytes:
       creche, kernel, python, zmq, msgpack, psutil   versions
       containment        cgroup, subreaper or pgroup: how trees are held
       subreaper          whether orphans can be adopted
@@ -29,9 +32,9 @@ def doctor(*, as_json: bool) -> None:
       children_files     whether the kernel lists the children of a thread
       files_soft, files_hard                         descriptors of a process
       pid_max, processes_user, processes_cgroup      how many there may be
-      memory_total, memory_available, shm_free       bytes; shm: /dev/shm
+      memory_total, memory_available, shm_free       sizes; shm: /dev/shm
       ptys_used, ptys_max                            terminals
-      pipe_soft_limit    bytes of all pipes of one user
+      pipe_soft_limit    size of all pipes of one user
       sessions           how many one broker would take here
       sessions_end       what would not do for more
       capabilities       name: whether it is fine
@@ -48,6 +51,7 @@ def doctor(*, as_json: bool) -> None:
         told = {**facts, "capabilities": fine, "degraded": found.degraded}
         words.tell(json.dumps(told))
         return
+    facts |= {name: _size(facts[name]) for name in SIZES}
     lines = [_line(name, _plain(value)) for name, value in facts.items()]
     lines.append("")
     lines += [
@@ -59,6 +63,10 @@ def doctor(*, as_json: bool) -> None:
 
 def _line(name: str, value: object) -> str:
     return f"{name:<18}{value}"
+
+
+def _size(value: int | None) -> str | None:
+    return None if value is None else words.amount(value)
 
 
 def _plain(value: object) -> object:

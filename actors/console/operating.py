@@ -397,12 +397,14 @@ async def write(
     Raises:
         StdinUnavailable: it takes no input, or ended before it took all.
         InvalidRequest: its terminal would cut a line.
+        OSError: our stdin, which is what to write, cannot be read.
     """
     async with operating(endpoint) as engine:
         child = await visit(engine, word)
         if data is not None:
             await _write(child, data.encode("utf-8", "surrogateescape"))
         elif not keys and not eof:
+            stdio.check_input()
             while piece := await stdio.read():
                 await _write(child, piece)
         for key in keys:

@@ -62,6 +62,18 @@ async def read() -> bytes:
             return b""  # a directory, or the terminal of others: nothing to read
 
 
+def check_input() -> None:
+    """Make sure that stdin can be read, though there may be nothing on it.
+
+    Raises:
+        OSError: it is closed, or there to be written; it names the stream.
+    """
+    try:
+        os.read(STDIN, 0)
+    except OSError as error:
+        raise refused(STDIN, error) from error
+
+
 async def readable(fd: int) -> None:
     """Wait until there is something to read, or the end of it."""
     loop = asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 import configparser
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -705,6 +706,7 @@ def test_doctor_says_what_the_machine_offers() -> None:
     done = creche("doctor")
     assert done.returncode == 0
     assert b"containment" in done.stdout
+    assert re.search(rb"memory_total +[\d.]+[KMGT]\n", done.stdout)
 
 
 def test_doctor_speaks_to_programs() -> None:

@@ -62,9 +62,9 @@ def soon(fact: Callable[[], bool]) -> None:
     eventually(fact, PATIENCE)
 
 
-def refused(*words: str, code: int = 1) -> str:
+def refused(*words: str, code: int = 1, **options: Any) -> str:
     """The one sentence of a command that fails."""
-    done = creche(*words)
+    done = creche(*words, **options)
     assert (done.returncode, done.stdout) == (code, b"")
     (line,) = done.stderr.decode().splitlines()
     assert line.startswith("creche: ")
@@ -139,6 +139,13 @@ def test_its_input_is_empty_unless_it_is_to_be_written_to(broker: str) -> None:
     assert creche("wait", number).returncode == 0
     assert said("logs", number) == "a line\nfrom stdin\n"
     assert "ended" in refused("write", number, "more")
+
+
+def test_input_that_cannot_be_read_is_not_taken_for_none(broker: str) -> None:
+    number = left("--interactive", "--", "cat")
+    for held in (lambda: os.close(0), lambda: os.dup2(os.open("/dev/null", 1), 0)):
+        line = refused("write", number, stdin=None, preexec_fn=held)
+        assert line == "creche: stdin: Bad file descriptor"
 
 
 @pytest.mark.parametrize("words", [("--name", "x"), ("--ttl", "5s")])
