@@ -6,6 +6,7 @@ import os
 from actors import ignition
 from actors.settings import Settings
 from broker import errors
+from broker.link import in_time
 
 
 class Embedded:
@@ -32,8 +33,7 @@ class Embedded:
         supervisor = ignition.take(*asked) or ignition.Supervisor.execute(*asked)
         self._supervisor = supervisor
         try:
-            async with asyncio.timeout(settings.start_timeout):
-                line = await _line(supervisor)
+            line = await in_time(_line(supervisor), settings.start_timeout)
         except TimeoutError:
             line = f"failed no answer within {settings.start_timeout} seconds"
         word, _, rest = line.partition(" ")

@@ -24,10 +24,10 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import zmq
 from zmq.backend import Socket as Calls  # sugar's send takes three times as long
@@ -43,11 +43,14 @@ RETRY: Final = 0.002
 """Seconds until a full queue is tried again."""
 HELLO_TIMEOUT: Final = 10.0
 """Seconds that a client waits for its ticket and its welcome."""
+ROUNDS: Final = 5
+"""Rounds that such a wait is made of: see `in_time`."""
 TICKET: Final = 16
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
 
+T = TypeVar("T")
 Listener = Callable[[Message], None]
 Again = Callable[[], None]
 
@@ -148,8 +151,7 @@ class Link:
         self._hello = {"owner": owner, "operator": key, "lease": lease}
         self._renewal = renewal
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT):
-                await self._greet(await self._take_ticket())
+            await in_time(self._join(), HELLO_TIMEOUT)
         except (OSError, TimeoutError) as error:
             self.close()
             # A timeout has no words of its own.
@@ -158,6 +160,9 @@ class Link:
         except BaseException:
             self.close()
             raise
+
+    async def _join(self) -> None:
+        await self._greet(await self._take_ticket())
 
     async def _greet(self, ticket: bytes) -> None:
         """Say hello, and take the welcome."""
@@ -601,6 +606,28 @@ class Link:
             listening[0](message)
         elif message.request == 0:
             self._on_push(message)
+
+
+async def in_time(work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Return what `work` does, unless that takes longer than this.
+
+    Time in which this process stood still is no time that it waited: an answer may be
+    there as it goes on, when it is too late as well. So the wait is made of rounds, and
+    one that is over late is one all the same. Seen where 1500 processes wanted two
+    processors: the answer lay there, unread, for 10 s.
+
+    Raises:
+        TimeoutError: it does; it is cancelled.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        for _ in range(ROUNDS):
+            if (await asyncio.wait({task}, timeout=seconds / ROUNDS))[0]:
+                return task.result()
+        raise TimeoutError
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _settle(

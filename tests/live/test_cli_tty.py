@@ -83,7 +83,7 @@ def test_a_larger_window_is_a_larger_terminal() -> None:
     with Person.at(*RUN) as person:
         person.sees("$")
         person.resizes(20, 70)
-        person.types("until stty size | grep '20 70'; do sleep 0.1; done\r")
+        person.types("until stty size|grep 70; do sleep .1; done\r")
         person.sees("\n20 70\n$")
         person.types("exit\r")
         assert person.ended() == 0

@@ -7,6 +7,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,8 +20,8 @@ import zmq
 import actors
 from actors.ambient import Surroundings
 from actors.spec import Spec
-from broker import auth, errors, wire
-from broker.link import Link
+from broker import auth, errors, tree, wire
+from broker.link import Link, in_time
 from broker.wire import Kind, Message
 from tests.helpers import (
     NOT_BLOCKED,
@@ -28,8 +29,10 @@ from tests.helpers import (
     alive,
     end,
     eventually,
+    go,
     gone,
     python,
+    stop,
     tag,
     tagged,
 )
@@ -84,6 +87,56 @@ async def linked(
         yield link
     finally:
         link.close()
+
+
+# -- how long a client waits for its welcome ----------------------------------------
+
+
+async def test_what_came_while_this_process_stood_still_is_not_too_late() -> None:
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+
+    def stand_still() -> None:
+        theirs.send(b"x")
+        time.sleep(0.3)  # noqa: TID251 - this process stands still, that is the test
+
+    with ours, theirs:
+        loop.call_later(0.01, stand_still)
+        assert await in_time(loop.sock_recv(ours, 1), 0.2) == b"x"
+
+
+async def test_who_does_not_answer_in_time_is_not_waited_for() -> None:
+    waits = asyncio.Event()
+    ended: list[str] = []
+
+    async def endless() -> None:
+        try:
+            await waits.wait()
+        finally:
+            ended.append("cancelled")
+
+    with pytest.raises(TimeoutError):
+        await in_time(endless(), 0.01)
+    waiting = asyncio.ensure_future(in_time(endless(), NOT_BLOCKED))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ended == ["cancelled"] * 2
+
+
+async def test_a_broker_that_stands_still_is_given_up(
+    shared: Program, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.link.HELLO_TIMEOUT", 0.5)
+    engine = [shared.process.pid, *tree.descendants(shared.process.pid)]
+    stop(*engine)
+    try:
+        with pytest.raises(actors.BrokerLost, match="no answer in time"):
+            await actors.Engine(endpoint).__aenter__()
+    finally:
+        go(*engine)
 
 
 # -- the broker itself ----------------------------------------------------------
