@@ -23,9 +23,11 @@ from tests.helpers import (
     alive,
     end,
     eventually,
+    go,
     gone,
     parent,
     python,
+    stop,
     tag,
     tagged,
 )
@@ -537,6 +539,17 @@ async def test_s46_without_a_next_broker_calls_wait_no_longer_than_the_grace(
             assert time.monotonic() - started >= 0.4
             await asyncio.to_thread(gone, word)
             program.signal(signal.SIGCONT)
+
+
+async def test_a_broker_that_stands_still_is_given_up(
+    shared: Program, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.link.HELLO_TIMEOUT", 0.5)
+    _, broker = await asyncio.to_thread(Brokers(shared).find)
+    stop(broker)
+    with pytest.raises(actors.BrokerLost, match="no answer in time"):
+        await actors.Engine(endpoint).__aenter__()
+    go(broker)
 
 
 async def test_s46_brokers_that_die_too_often_are_not_replaced_any_more(

@@ -20,7 +20,7 @@ import zmq
 import actors
 from actors.ambient import Surroundings
 from actors.spec import Spec
-from broker import auth, errors, tree, wire
+from broker import auth, errors, wire
 from broker.link import Link, in_time
 from broker.wire import Kind, Message
 from tests.helpers import (
@@ -29,10 +29,8 @@ from tests.helpers import (
     alive,
     end,
     eventually,
-    go,
     gone,
     python,
-    stop,
     tag,
     tagged,
 )
@@ -124,19 +122,6 @@ async def test_who_does_not_answer_in_time_is_not_waited_for() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended == ["cancelled"] * 2
-
-
-async def test_a_broker_that_stands_still_is_given_up(
-    shared: Program, endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("broker.link.HELLO_TIMEOUT", 0.5)
-    engine = [shared.process.pid, *tree.descendants(shared.process.pid)]
-    stop(*engine)
-    try:
-        with pytest.raises(actors.BrokerLost, match="no answer in time"):
-            await actors.Engine(endpoint).__aenter__()
-    finally:
-        go(*engine)
 
 
 # -- the broker itself ----------------------------------------------------------
