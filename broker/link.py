@@ -614,7 +614,7 @@ async def in_time(work: Coroutine[Any, Any, T], seconds: float) -> T:
     Time in which this process stood still is no time that it waited: an answer may be
     there as it goes on, when it is too late as well. So the wait is made of rounds, and
     one that is over late is one all the same. Seen where 1500 processes wanted two
-    processors: the answer lay there, unread, for 10 s.
+    processors: after 4 s the answer lay there, unread.
 
     Raises:
         TimeoutError: it does; it is cancelled.

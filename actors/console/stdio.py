@@ -59,7 +59,7 @@ async def read() -> bytes:
         except BlockingIOError:
             continue  # another reader of the same file was faster
         except OSError:
-            return b""  # a directory, or the terminal of others: nothing to read
+            return b""  # closed, or the terminal of others: nothing to read
 
 
 def check_input() -> None:
