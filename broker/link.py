@@ -255,11 +255,9 @@ class Link:
         ends = self.loop.time() + self.grace
         while self._adrift:
             try:
-                async with asyncio.timeout_at(ends):
-                    ticket = await self._take_ticket()
+                ticket = await in_time(self._take_ticket(), ends - self.loop.time())
                 # From here on it is only the other workers that it waits for.
-                async with asyncio.timeout(self.grace + HELLO_TIMEOUT):
-                    await self._greet(ticket)
+                await in_time(self._greet(ticket), self.grace + HELLO_TIMEOUT)
             except ConnectionResetError:
                 self._disconnect()
                 await asyncio.sleep(RETRY)

@@ -17,6 +17,7 @@ import pytest
 
 import actors
 from broker import supervisor, tree
+from broker.link import Link
 from tests.helpers import (
     FOREVER,
     NOT_BLOCKED,
@@ -539,6 +540,26 @@ async def test_s46_without_a_next_broker_calls_wait_no_longer_than_the_grace(
             assert time.monotonic() - started >= 0.4
             await asyncio.to_thread(gone, word)
             program.signal(signal.SIGCONT)
+
+
+async def test_s46_a_client_that_stood_still_finds_the_next_broker(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Link._take_ticket
+
+    def stand_still() -> None:
+        # Past the grace, while the ticket of the next broker comes.
+        time.sleep(1.5)  # noqa: TID251 - this process stands still, that is the test
+
+    async def late(self: Link) -> bytes:
+        self.loop.call_later(0.01, stand_still)
+        return await original(self)
+
+    with serving(endpoint, grace=1) as program:
+        async with actors.Engine(endpoint) as engine:
+            monkeypatch.setattr(Link, "_take_ticket", late)
+            await Brokers(program).lose()
+            assert (await engine.run(["true"])).returncode == 0
 
 
 async def test_a_broker_that_stands_still_is_given_up(
