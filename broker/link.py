@@ -166,6 +166,8 @@ class Link:
 
     async def _greet(self, ticket: bytes) -> None:
         """Say hello, and take the welcome."""
+        if self._line is None:  # lost since it gave its ticket
+            raise ConnectionResetError("the broker closed the lifeline")
         self._connect()
         body = {**self._hello, "ticket": ticket, "proof": self._proof}
         request = self.number()

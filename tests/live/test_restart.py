@@ -562,6 +562,26 @@ async def test_s46_a_client_that_stood_still_finds_the_next_broker(
             assert (await engine.run(["true"])).returncode == 0
 
 
+async def test_s46_a_broker_that_dies_behind_its_ticket_is_not_greeted(
+    shared: Program, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, brokers, lost = Link._take_ticket, Brokers(shared), list[int]()
+
+    async def lose(self: Link) -> bytes:
+        ticket = await original(self)
+        if not lost:
+            lost.append(await brokers.lose())
+            while self._line is not None:
+                await asyncio.sleep(0)
+        return ticket
+
+    async with actors.Engine(endpoint) as engine:
+        monkeypatch.setattr(Link, "_take_ticket", lose)
+        await brokers.lose()
+        assert (await engine.run(["true"])).returncode == 0
+    assert lost
+
+
 async def test_a_broker_that_stands_still_is_given_up(
     shared: Program, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
