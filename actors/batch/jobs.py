@@ -107,12 +107,17 @@ def _of_object(seq: int, line: str) -> Job:
         if name not in FIELDS:
             raise BadJob(f"{name}: is not known; there are {', '.join(FIELDS)}")
     name = given.pop("id", None)
-    if not (name is None or isinstance(name, str)):
-        raise BadJob("id: must be text")
+    if name is not None:
+        if not isinstance(name, str):
+            raise BadJob("id: must be text")
+        _encoded("id", name)
     argv, shell = _command(given)
     command = argv if shell else command_line(_texts(argv))
     options = {key: _option(key, value) for key, value in given.items()}
-    inputs = (command if name is None else name,)
+    if name is not None:
+        inputs = (name,)
+    else:  # its command may be that of others, which have other options
+        inputs = (f"{command} #{seq}" if options else command,)
     return _checked(Job(seq, command, argv, {**options, "shell": shell}, inputs, name))
 
 
@@ -152,10 +157,14 @@ def _input(value: object) -> object:
         return "null"
     if not isinstance(value, str):
         raise BadJob("stdin: must be the text to be read, or null")
+    return _encoded("stdin", value)
+
+
+def _encoded(name: str, text: str) -> bytes:
     try:
-        return value.encode("utf-8", "surrogateescape")
+        return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise BadJob("stdin: holds half a character") from None
+        raise BadJob(f"{name}: holds half a character") from None
 
 
 def _limits(value: object) -> actors.Limits:

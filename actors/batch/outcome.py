@@ -83,7 +83,10 @@ class Outcome:
             return self.failure_code
         if self.late:
             return exit_codes.TIMED_OUT
-        return exit_codes.of_status(self.status)
+        code = exit_codes.of_status(self.status)
+        if code == 0 and not self.ok:  # it exits so when it is ended
+            return exit_codes.SIGNALLED + TERMINATED
+        return code
 
     @property
     def words(self) -> str:

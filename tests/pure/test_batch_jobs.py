@@ -114,6 +114,15 @@ def test_an_object_may_be_a_command_for_the_shell(line: str) -> None:
     assert job.inputs == (job.command,) == ("echo $A",)
 
 
+def test_objects_that_differ_in_options_alone_have_places_of_their_own() -> None:
+    one, other = (
+        of_line(seq, json.dumps({"argv": ["sort"], "stdin": text}))
+        for seq, text in enumerate("ab", 1)
+    )
+    assert (one.tag, other.tag) == ("sort #1", "sort #2")
+    assert one.command == other.command == "sort"
+
+
 def test_an_object_without_input_reads_nothing() -> None:
     assert of_line(1, '{"argv": ["cat"], "stdin": null}').options["stdin"] == "null"
 
@@ -133,6 +142,7 @@ def test_an_object_without_input_reads_nothing() -> None:
         ('{"argv": ["a"], "shell": "b"}', "shell: must be true or false beside argv"),
         ('{"argv": ["a"], "shell": 1}', "shell: must be a command line"),
         ('{"argv": ["a"], "id": 3}', "id: must be text"),
+        ('{"argv": ["a"], "id": "\\ud83d"}', "id: holds half a character"),
         ('{"argv": ["a"], "stdin": 3}', "stdin: must be the text"),
         ('{"argv": ["a"], "stdin": "\\ud800"}', "stdin: holds half a character"),
         ('{"argv": ["a"], "limits": {"files": 3}}', "limits: must be an object"),

@@ -48,6 +48,8 @@ def failed(failure: str = "cannot execute 'x'", code: int = 127) -> Outcome:
             "timeout",
         ),
         (ended(None, 15, cause="limit"), "limit", (-1, 15), 143, "limit"),
+        (ended(0, cause="limit"), "limit", (-1, 15), 143, "limit"),
+        (ended(7, cause="killed"), "killed", (-1, 15), 7, "killed"),
         (ended(None, cause="worker-lost"), "worker-lost", (-1, 15), 125, "worker-lost"),
         (failed(), "failed", (127, 0), 127, "cannot execute 'x'"),
     ],
