@@ -2,11 +2,31 @@
 
 import os
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from actors.settings import RLIMITS
 from actors.spec import Ambient
+
+_RAISED: dict[int, tuple[int, int]] = {}
+"""Limits that this process has raised for itself: children get what they were."""
+
+
+@contextmanager
+def many_files() -> Iterator[None]:
+    """For a block, let this process open as many files as it may: the hard limit.
+
+    Children still inherit the limit that it had.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _RAISED[resource.RLIMIT_NOFILE] = soft, hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        del _RAISED[resource.RLIMIT_NOFILE]
 
 
 class Surroundings:
@@ -35,7 +55,7 @@ class Surroundings:
 
         It is the same value as long as nothing has changed (18 us instead of 25).
         """
-        limits = [*map(resource.getrlimit, RLIMITS)]
+        limits = [_RAISED.get(n) or resource.getrlimit(n) for n in RLIMITS]
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         score = int(os.pread(self._score, 16, 0))
         facts = (_cwd(), self._umask(), limits, nice, score)

@@ -1,5 +1,6 @@
 """A progress bar on a terminal, by rich."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,8 +60,11 @@ class Bar:
         self._progress.start()
 
     @contextmanager
-    def hidden(self) -> Iterator[None]:
-        """Take it away; the next time to draw it brings it back."""
+    def aside(self, fd: int) -> Iterator[None]:
+        """Take it away if that is a terminal; the next time to draw brings it back."""
+        if not os.isatty(fd):
+            yield
+            return
         self.close()
         self._away = True
         try:
@@ -68,9 +72,10 @@ class Bar:
         finally:
             self._away = False
 
-    def wrote(self, data: bytes) -> None:
+    def wrote(self, fd: int, data: bytes) -> None:
         """Note whether a line was left without its end."""
-        self._mid_line = not data.endswith(b"\n")
+        if os.isatty(fd):
+            self._mid_line = not data.endswith(b"\n")
 
     def close(self) -> None:
         """Take it away."""

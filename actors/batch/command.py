@@ -83,9 +83,11 @@ def run(order: Order) -> int:
         except BrokenPipeError:
             raise ReaderGone from None
         finally:
-            progress.tell(batch.summary())
+            # Whoever has ended it by a signal does not wait for a reader of ours.
+            tell = progress.tell if batch.signal is None else progress.offer
+            tell(batch.summary())
             if batch.wrong is not None:
-                progress.tell(batch.wrong)
+                tell(batch.wrong)
 
 
 def _source(words: Sequence[str]) -> Lines | Combinations:

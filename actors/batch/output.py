@@ -1,7 +1,6 @@
 """What a batch writes to stdout: the output of jobs, or objects for programs."""
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
@@ -16,13 +15,13 @@ FDS: Final = {"stdout": 1, "stderr": 2}
 
 
 class Overlay(Protocol):
-    """What else is on the terminal, and has to make room for output."""
+    """What else is written, and has to make room for output."""
 
-    def hidden(self) -> AbstractContextManager[None]:
-        """Take it away for a while."""
+    def aside(self, fd: int) -> AbstractContextManager[None]:
+        """For a block, come between nothing that is written to this descriptor."""
 
-    def wrote(self, data: bytes) -> None:
-        """Note what was written last."""
+    def wrote(self, fd: int, data: bytes) -> None:
+        """Note what was written to it last."""
 
 
 class Places(Protocol):
@@ -64,27 +63,19 @@ class Texts:
     async def job(self, job: Job, _outcome: Outcome, spool: Spool) -> None:
         """Write the output of a job to our stdout and stderr."""
         for stream in STREAMS:
-            if os.isatty(FDS[stream]) and spool.sizes[stream]:
-                with self._overlay.hidden():
-                    await self._stream(job, stream, spool, self._overlay.wrote)
-            else:
-                await self._stream(job, stream, spool, _ignore)
+            if spool.sizes[stream]:
+                with self._overlay.aside(FDS[stream]):
+                    await self._stream(job, stream, spool)
 
-    async def _stream(
-        self, job: Job, stream: str, spool: Spool, wrote: Callable[[bytes], None]
-    ) -> None:
+    async def _stream(self, job: Job, stream: str, spool: Spool) -> None:
         tagger = Tagger(job.tag)
         for data in spool.pieces(stream):
             text = tagger.tagged(data) if self._tag else data
             await write(FDS[stream], text)
-            wrote(text)
+            self._overlay.wrote(FDS[stream], text)
 
     async def end(self, _summary: dict[str, Any]) -> None:
         """Write nothing more."""
-
-
-def _ignore(_data: bytes) -> None:
-    """Do nothing: it was not written to a terminal."""
 
 
 class Silence:

@@ -2,10 +2,12 @@
 
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Final, Protocol
 
 from actors.batch.tally import Tally
+from actors.console import stdio
 
 EVERY: Final = 10.0
 """Seconds between two lines."""
@@ -19,11 +21,11 @@ class View(Protocol):
     def draw(self, tally: Tally, wall: float) -> None:
         """Show it, `wall` seconds after the start."""
 
-    def hidden(self) -> AbstractContextManager[None]:
-        """Take it away while something else is written."""
+    def aside(self, fd: int) -> AbstractContextManager[None]:
+        """For a block, come between nothing that is written to this descriptor."""
 
-    def wrote(self, data: bytes) -> None:
-        """Note what was written last."""
+    def wrote(self, fd: int, data: bytes) -> None:
+        """Note what was written to it last."""
 
     def close(self) -> None:
         """Take it away for good."""
@@ -34,15 +36,24 @@ class Plain:
 
     period = EVERY
 
+    def __init__(self) -> None:
+        self._away = False
+
     def draw(self, tally: Tally, wall: float) -> None:
-        """Write a line."""
-        tell(tally.line(wall))
+        """Write a line, unless it would lie within other output, or wait."""
+        if not self._away:
+            offer(tally.line(wall))
 
-    def hidden(self) -> AbstractContextManager[None]:
-        """Leave it: what was written stays."""
-        return nullcontext()
+    @contextmanager
+    def aside(self, fd: int) -> Iterator[None]:
+        """Write no line meanwhile if that goes where stderr does."""
+        self._away = _same_file(fd, sys.stderr.fileno())
+        try:
+            yield
+        finally:
+            self._away = False
 
-    def wrote(self, _data: bytes) -> None:
+    def wrote(self, _fd: int, _data: bytes) -> None:
         """Ignore it."""
 
     def close(self) -> None:
@@ -61,7 +72,26 @@ def view() -> View:
 
 
 def tell(words: str) -> None:
-    """Write words to stderr."""
+    """Write words to stderr, at the pace of whoever reads it."""
     with suppress(OSError):  # nobody reads them, so nobody misses them
-        sys.stderr.write(f"creche: {words}\n")
-        sys.stderr.flush()
+        stdio.write(sys.stderr.fileno(), _line(words))
+
+
+def offer(words: str) -> None:
+    """Write words to stderr as far as it takes them at once."""
+    fd, rest = sys.stderr.fileno(), _line(words)
+    with suppress(OSError):  # see above
+        while rest and stdio.has_room(fd):
+            rest = rest[os.write(fd, rest[: stdio.ATOMIC]) :]
+
+
+def _line(words: str) -> bytes:
+    # Not by way of sys.stderr: what it could not write it would try again at our end.
+    return f"creche: {words}\n".encode(sys.stderr.encoding, "backslashreplace")
+
+
+def _same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:
+        return False

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import actors
 from actors import exit_codes
+from actors.ambient import many_files
 from actors.batch.halt import NEVER, Halt
 from actors.batch.jobs import BadJob, Job
 from actors.batch.outcome import Outcome
@@ -136,7 +137,8 @@ class Batch:
         try:
             with self._signals():
                 async with actors.Engine(plan.endpoint, settings=settings) as engine:
-                    await self._all(engine)
+                    with many_files():  # each job may hold two
+                        await self._all(engine)
         except asyncio.CancelledError:
             if self.signal is None:
                 raise

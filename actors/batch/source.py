@@ -140,8 +140,10 @@ def _opened(path: str) -> "Iterator[int]":
     if path == STDIN:
         yield 0
         return
+    # A fifo that nobody writes to yet would hold the open, and the loop with it.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, flags)
     except OSError as refused:
         raise BadJob(f"{path}: {refused.strerror}") from refused
     try:

@@ -1,13 +1,10 @@
 """Writing to a descriptor at its reader's pace, in turns with all else in the loop."""
 
 import os
-import select
 from typing import Final
 
 from actors.console import stdio
 
-ATOMIC: Final = 4096
-"""Bytes that a pipe with room for any takes without waiting (PIPE_BUF)."""
 SHARE: Final = 256 * 1024
 """Bytes that are written before others get their turn."""
 
@@ -22,11 +19,11 @@ async def write(fd: int, data: bytes) -> None:
     rest = memoryview(data)
     left = SHARE
     while rest:
-        if left <= 0 or not _has_room(fd):
+        if left <= 0 or not stdio.has_room(fd):
             await stdio.writable(fd)
             left = SHARE
         try:
-            count = os.write(fd, rest[:ATOMIC])
+            count = os.write(fd, rest[: stdio.ATOMIC])
         except BlockingIOError:
             left = 0  # somebody made the shared file non-blocking, and it is full
             continue
@@ -36,9 +33,3 @@ async def write(fd: int, data: bytes) -> None:
             raise stdio.refused(fd, error) from error
         rest = rest[count:]
         left -= count
-
-
-def _has_room(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    return bool(poll.poll(0))

@@ -16,6 +16,10 @@ PIECE: Final = 64 * 1024
 """Bytes read from stdin at once: what one message to a worker carries."""
 
 
+ATOMIC: Final = 4096
+"""Bytes that a pipe with room for any takes without waiting (PIPE_BUF)."""
+
+
 class ReaderGone(Exception):
     """Nobody reads our output any more."""
 
@@ -28,7 +32,7 @@ async def put(fd: int, data: bytes) -> None:
         OSError: it was refused, by a full disk for one; it names the stream.
     """
     try:
-        await asyncio.to_thread(_write, fd, data)
+        await asyncio.to_thread(write, fd, data)
     except BrokenPipeError:
         raise ReaderGone from None
     except OSError as error:
@@ -40,7 +44,12 @@ def refused(fd: int, error: OSError) -> OSError:
     return OSError(error.errno, error.strerror, NAMES[fd])
 
 
-def _write(fd: int, data: bytes) -> None:
+def write(fd: int, data: bytes) -> None:
+    """Write all of `data`, in no event loop: that may take long.
+
+    Raises:
+        OSError: it was refused.
+    """
     rest = memoryview(data)
     while rest:
         try:
@@ -72,6 +81,13 @@ def check_input() -> None:
         os.read(STDIN, 0)
     except OSError as error:
         raise refused(STDIN, error) from error
+
+
+def has_room(fd: int) -> bool:
+    """Return whether so little as ATOMIC can be written, or is refused, at once."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 async def readable(fd: int) -> None:

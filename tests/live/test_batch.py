@@ -52,12 +52,13 @@ def batch(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
 
 @contextmanager
 def started(*words: str, **options: Any) -> "Iterator[subprocess.Popen[bytes]]":
-    plain: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+    plain: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
     with subprocess.Popen(
-        [*BATCH, *words],
-        env=ignition.environment(),
-        stderr=subprocess.PIPE,
-        **(plain | options),
+        [*BATCH, *words], env=ignition.environment(), **(plain | options)
     ) as process:
         try:
             yield process
@@ -256,6 +257,44 @@ def test_halting_soon_lets_what_runs_finish(tmp_path: Path) -> None:
     assert numbers(log) == [1, 2]
 
 
+def test_a_fifo_of_jobs_holds_nothing_up(tmp_path: Path) -> None:
+    jobs, fifo = tmp_path / "jobs", tmp_path / "fifo"
+    jobs.write_text("echo first\n")
+    os.mkfifo(fifo)
+    with started(str(jobs), str(fifo)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"first\n"  # nobody writes to it yet
+        fifo.write_text("echo second\n")
+        assert process.stdout.readline() == b"second\n"
+        assert process.wait(PATIENCE) == 0
+    with started(str(jobs), str(fifo)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"first\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+
+
+def test_jobs_at_once_may_have_more_files_than_one_may(tmp_path: Path) -> None:
+    few, results = 64, tmp_path / "results"
+
+    def limited() -> None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+
+    # Each ends when all have begun, so that all have their files at the same time.
+    gate = f"until [ -e {tmp_path}/go ]; do sleep 0.1; done"
+    job = f"echo >> {tmp_path}/begun; ulimit -n; {gate}; : {{}}"
+    words = f"-j{few}", "--results", str(results), job, ":::", *map(str, range(few))
+    with started(*words, preexec_fn=limited) as process:
+        begun = tmp_path / "begun"
+        eventually(lambda: begun.exists() and begun.stat().st_size == few, PATIENCE)
+        (tmp_path / "go").touch()
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    written = [path.read_text() for path in results.rglob("stdout")]
+    assert written == [f"{few}\n"] * few
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_loses_nothing_that_is_finished_and_leaves_nothing(
     number: signal.Signals, tmp_path: Path
@@ -273,8 +312,10 @@ def test_an_interrupt_loses_nothing_that_is_finished_and_leaves_nothing(
     assert numbers(log) == [1, 2]
 
 
-def test_an_interrupt_gets_through_although_nobody_reads() -> None:
-    with started("-j1", ":::", "echo first; head -c 9000000 /dev/zero", "echo") as p:
+@pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT])
+def test_an_interrupt_gets_through_although_nobody_reads(stderr: int) -> None:
+    words = "-j1", ":::", "echo first; head -c 9000000 /dev/zero", "echo"
+    with started(*words, stderr=stderr) as p:
         assert p.stdout is not None
         assert os.read(p.stdout.fileno(), 6) == b"first\n"
         p.send_signal(signal.SIGINT)  # what ended is to be written, and cannot be
