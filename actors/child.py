@@ -271,8 +271,12 @@ class Child:
         return completed(self._record, capture, limit)
 
     async def feed(self, data: bytes) -> None:
-        """Write all of `data`, then close stdin; the child may end before that."""
-        with suppress(errors.StdinUnavailable, errors.WorkerLost):
+        """Write all of `data`, then close stdin; the child may end before that.
+
+        Whoever captures meanwhile hears by its capture what became of the session.
+        """
+        gone = errors.SessionNotFound, errors.WorkerLost
+        with suppress(errors.StdinUnavailable, *gone):
             if data:
                 await self.write(data)
             await self._end_input()

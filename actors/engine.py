@@ -154,7 +154,8 @@ class Engine:
 
         Args:
             argv: the command, or a `Spec`, which has all its options.
-            input: bytes (or text) for its stdin, which is closed after them.
+            input: bytes (or text) for its stdin, which is closed after them; without
+                any a `stdin="pipe"` is closed at once.
             timeout: seconds; then the tree is terminated.
             check: raise for a failure status.
             limit: bytes of output to keep.

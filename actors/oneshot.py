@@ -72,7 +72,10 @@ async def run_spec(
     check_open: Callable[[], None],
     deadline: Deadline = asyncio.timeout,
 ) -> Completed:
-    """Run a spec to its end; of `data` what did not fit into the spec is written."""
+    """Run a spec to its end; of `data` what did not fit into the spec is written.
+
+    Its stdin is closed after that, as nobody else can reach it.
+    """
     capture = _capture(connection, spec, limit, into)
     try:
         record = await connection.start(spec, scope, capture)
@@ -80,7 +83,7 @@ async def run_spec(
         capture.stop()
         raise
     feeding = None
-    if record.tty or (data is not None and len(data) > RUN_INPUT):
+    if record.tty or spec.stdin == "pipe":
         child = Child(connection, record, owned=False)
         feeding = asyncio.ensure_future(child.feed(data or b""))
         feeding.add_done_callback(capture.fed)

@@ -520,6 +520,34 @@ async def test_s25_what_answers_the_end_of_its_input_is_captured(
         await child.aclose()
 
 
+async def test_s25_a_run_closes_a_pipe_that_nobody_else_can_write_to(
+    opened: Opened,
+) -> None:
+    async with opened() as engine:
+        done = await asyncio.wait_for(
+            engine.run(["cat"], stdin="pipe"), timeout=NOT_BLOCKED
+        )
+        assert (done.stdout, done.returncode) == (b"", 0)
+        specs = [actors.Spec(["sort"], stdin="pipe"), actors.Spec(["cat"], tty=True)]
+        async with engine.map(specs, ordered=True) as results:
+            for _ in specs:
+                item = await asyncio.wait_for(anext(results), timeout=NOT_BLOCKED)
+                assert isinstance(item, actors.Completed)
+                assert item.returncode == 0
+
+
+async def test_s25_a_run_that_is_over_before_its_pipe_is_closed_has_its_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def too_late(_: actors.Child) -> None:
+        raise actors.SessionNotFound
+
+    monkeypatch.setattr(actors.Child, "close_stdin", too_late)
+    async with actors.Engine() as engine:
+        done = await engine.run(["echo", "one"], stdin="pipe")
+        assert done.stdout == b"one\n"
+
+
 async def test_s25_a_kill_ends_a_capture_with_what_there_was(opened: Opened) -> None:
     async with opened() as engine:
         child = await engine.spawn(program(REST, tag()), stdin="pipe")
