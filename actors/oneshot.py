@@ -166,7 +166,11 @@ async def _await_capture(
     except TimeoutError:
         if capture.closed.done():
             return
-        await child.terminate()
+        try:
+            await child.terminate()
+        except errors.SessionNotFound:  # its own end was faster, or its owner's
+            await capture.closed
+            return
         with suppress(errors.EngineError):
             await capture.closed
         if capture.refused is not None:

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,6 +213,28 @@ async def test_s56_a_run_times_out_with_the_output_so_far(opened: Opened) -> Non
         await asyncio.to_thread(gone, word)
         done = await engine.run(["echo", "in time"], timeout=NOT_BLOCKED)
         assert done.stdout == b"in time\n"
+
+
+async def test_s56_a_run_that_ends_as_its_time_passes_has_its_result(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cue = tmp_path / "cue"
+    os.mkfifo(cue)
+    terminate = actors.Child.terminate
+
+    async def too_late(child: actors.Child, grace: float = 2.0) -> Any:
+        await asyncio.to_thread(cue.write_text, "go\n")
+        with suppress(actors.SessionNotFound):
+            while True:  # until it has released itself
+                await child.snapshot()
+                await asyncio.sleep(0.005)
+        return await terminate(child, grace)
+
+    monkeypatch.setattr(actors.Child, "terminate", too_late)
+    async with opened() as engine:
+        script = 'read -r word < "$1"; echo "$word"; exit 3'
+        done = await engine.run(["sh", "-c", script, "sh", str(cue)], timeout=0.1)
+        assert (done.stdout, done.returncode) == (b"go\n", 3)
 
 
 async def test_s56_check_raises_with_code_and_output(opened: Opened) -> None:
