@@ -6,7 +6,7 @@ import re
 import signal
 import warnings
 import weakref
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final, Literal, Self
 
 from actors import checks
@@ -53,7 +53,8 @@ class Child:
         self._connection = connection
         self._link = connection.link
         self._record = record
-        self._dialogue = Dialogue(connection.link, record)
+        self._timeouts = connection.timeouts_of(record.scope)
+        self._dialogue = Dialogue(connection.link, record, self._timeouts)
         self._polling = Polling(connection.link, record, connection.settings)
         queue = connection.settings.stdin_queue
         self._writing = Writing(connection.link, record, queue)
@@ -354,6 +355,13 @@ class Child:
         """
         self._check()
         await self._dialogue.ready(port, file, pattern, timeout, stream)
+
+    def deadline(self, delay: float | None) -> AbstractAsyncContextManager[None]:
+        """Limit a block to `delay` seconds without its scope's pauses; None: not.
+
+        For what else of this package waits for the child to say something.
+        """
+        return self._timeouts.timeout(delay)
 
     async def append(self, text: Data) -> None:
         """Add a line to what the child says on stderr, or on stdout without stderr.

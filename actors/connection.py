@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 from actors.ambient import Surroundings
 from actors.events import ExitStatus, KillReceipt, Snapshot
 from actors.launch import Launch
+from actors.pause import Timeouts
 from actors.record import Record, lost_status
 from actors.scratch import DIRECTORY, Scratches
 from actors.settings import OutputPolicy, Settings
@@ -54,6 +55,7 @@ class Connection:
         self._visited: dict[int, list[Record]] = {}
         self.paused: set[str] = set()
         self.rooms: dict[str, Room] = {}
+        self.timeouts: dict[str, Timeouts] = {}
         self._watching: weakref.WeakSet[LifecycleStream] = weakref.WeakSet()
         self._starting: dict[str, str | None] = {}
         self.shared = endpoint is not None
@@ -360,6 +362,10 @@ class Connection:
         (self.paused.add if paused else self.paused.discard)(scope)
         for record in self.owned_by(scope):
             self._tell_clock(record, paused=paused)
+
+    def timeouts_of(self, scope: str | None) -> Timeouts:
+        """Return the timeouts that a pause of this scope stops; without one, none."""
+        return self.timeouts.get(scope or "", Timeouts())
 
     def _tell_clock(self, record: Record, *, paused: bool) -> None:
         if self.link.lost is None:

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 from actors import checks
 from actors.events import ExitStatus, Match
+from actors.pause import Timeouts
 from actors.record import Record
 from actors.search import prepared
 from broker import errors
@@ -30,11 +31,12 @@ LONGEST_PATH: Final = 4096
 
 
 class Dialogue:
-    """What one handle of a child waits for."""
+    """What one handle of a child waits for, in the time of the child's scope."""
 
-    def __init__(self, link: Link, record: Record) -> None:
+    def __init__(self, link: Link, record: Record, timeouts: Timeouts) -> None:
         self._link = link
         self._record = record
+        self._timeouts = timeouts
         self._cursor = dict.fromkeys(STREAMS, 0)
         self._previous = dict.fromkeys(STREAMS, 0)
         self._turn = asyncio.Lock()
@@ -111,14 +113,14 @@ class Dialogue:
         self, timeout: float | None, awaited: str
     ) -> AsyncIterator[float | None]:
         """Wait for the requests before this one; give what is left of its time."""
-        started = self._link.loop.time()
+        started = self._timeouts.time()
         try:
-            async with asyncio.timeout(timeout):
+            async with self._timeouts.timeout(timeout):
                 await self._turn.acquire()
         except TimeoutError:
             raise self._timed_out(timeout, awaited) from None
         try:
-            past = self._link.loop.time() - started
+            past = self._timeouts.time() - started
             yield None if timeout is None else max(0.0, timeout - past)
         finally:
             self._turn.release()
@@ -134,8 +136,9 @@ class Dialogue:
         number, session = self._link.number(), self._record.id
         asked = self._link.ask(kind, session, body, request=number)
         wait = body["wait"]
+        patience = None if wait is None else wait + LATE
         try:
-            async with asyncio.timeout(None if wait is None else wait + LATE):
+            async with self._timeouts.timeout(patience):
                 reply = await asked
         except TimeoutError:
             raise self._timed_out(timeout, awaited) from None

@@ -1,7 +1,7 @@
 """The clock of a scope on the client's side: deadlines that a pause pushes back.
 
 The sessions of the scope have clocks of their own, which their workers stop. What is
-measured here is how long a caller's run may take.
+measured here is how long a caller's run may take, or what it waits for in a child.
 """
 
 import asyncio
@@ -12,20 +12,31 @@ from actors.clock import Clock
 
 
 class Timeouts:
-    """The timeouts that are running in one scope; pauses of it nest."""
+    """The timeouts that are running in one scope; pauses of it nest.
+
+    Outside of scopes one that nobody pauses takes its place.
+    """
 
     def __init__(self) -> None:
         self.depth = 0
         self._clock = Clock()
+        self._paused = 0.0
         self._ends: dict[asyncio.Timeout, float] = {}
 
+    def time(self) -> float:
+        """Return the time in seconds, from an arbitrary start, without the pauses."""
+        return self._clock.read(_now()) - self._paused
+
     @asynccontextmanager
-    async def timeout(self, delay: float) -> AsyncIterator[None]:
+    async def timeout(self, delay: float | None) -> AsyncIterator[None]:
         """Limit a block as `asyncio.timeout` does, but for the time of pauses.
 
         Raises:
-            TimeoutError: it took longer than `delay` seconds.
+            TimeoutError: it took longer than `delay` seconds; None: never.
         """
+        if delay is None:
+            yield
+            return
         async with asyncio.timeout(None) as timer:
             self._ends[timer] = self._clock.read(_now()) + delay
             self._plan(timer)
@@ -47,6 +58,7 @@ class Timeouts:
         if self.depth:
             return False
         shift = self._clock.go(_now())
+        self._paused += shift
         self._ends = {timer: end + shift for timer, end in self._ends.items()}
         self._plan_all()
         return True

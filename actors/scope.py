@@ -43,7 +43,7 @@ class Scope:
         connection.rooms[name] = room
         self._on_close = on_close
         self._closed = False
-        self._timeouts = Timeouts()
+        self._timeouts = connection.timeouts[name] = Timeouts()
         self._guard: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         if cancel is not None:
@@ -174,9 +174,9 @@ class Scope:
 
         Until `resume` the deadlines of its children stand still: `timeout`,
         `idle_timeout`, the wait for pipes after the end, polls and reads, and the
-        `timeout` of `run`. Kills and their deadlines do not, nor does the
-        `timeout` of `Child.wait`, which ends nothing. Pauses nest. A child that starts
-        meanwhile is paused from its start.
+        `timeout` of `run`, also of a shell's, of `expect`, `ready` and `Screen.follow`.
+        Kills and their deadlines do not, nor does the `timeout` of `Child.wait`. Pauses
+        nest. A child that starts meanwhile is paused from its start.
 
         Raises:
             SessionNotFound: the scope is closed.
@@ -284,6 +284,7 @@ class Scope:
         self._connection.paused.discard(self.name)
         scratch = self._connection.scratches.leave(self.name)
         self._connection.rooms.pop(self.name, None)
+        self._connection.timeouts.pop(self.name, None)
         self._connection.cancel_starts(self.name)
         owned = self._connection.owned_by(self.name)
         # A task of its own: it goes on when the caller is cancelled.

@@ -3,7 +3,6 @@
 An emulator draws it, of the extra `screen`; it is imported when a screen is made.
 """
 
-import asyncio
 import itertools
 import weakref
 from typing import TYPE_CHECKING, Final
@@ -82,7 +81,7 @@ class Screen:
         checks.optional(checks.text)("until", until)
         checks.optional(checks.seconds)("timeout", timeout)
         try:
-            async with asyncio.timeout(timeout):
+            async with child.deadline(timeout):
                 shown = await self._draw(child, until)
         except TimeoutError:
             what = "the end" if until is None else f"{until!r} on the screen"

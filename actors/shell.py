@@ -109,7 +109,9 @@ class Shell:
         job = asyncio.ensure_future(self._perform(words, word, cut))
         job.add_done_callback(self._release)  # the turn ends with the command
         try:
-            await asyncio.wait((job,), timeout=timeout)
+            with suppress(TimeoutError):
+                async with self._child.deadline(timeout):
+                    await asyncio.wait((job,))
         except asyncio.CancelledError:
             self._give_up(job)
             raise

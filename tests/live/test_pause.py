@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import actors
+from actors import dialogue
 from tests.helpers import NOT_BLOCKED, gone, tag
 from tests.live.children import (
     HELPER_HOLDS_PIPES,
@@ -107,6 +108,56 @@ async def test_s31_a_poll_waits_longer_and_still_gives_what_is_there() -> None:
         scope.resume()
         assert (await asyncio.wait_for(polling, NOT_BLOCKED)).alive
         assert (await asyncio.wait_for(reading, NOT_BLOCKED)).data == b""
+
+
+AWAITS: list[Callable[[actors.Child], Any]] = [
+    lambda child: child.expect("never", timeout=SHORT),
+    lambda child: child.ready(pattern="never", timeout=SHORT),
+    lambda child: actors.Screen().follow(child, until="never", timeout=SHORT),
+]
+
+
+@pytest.mark.parametrize("wait", AWAITS)
+async def test_s31_what_is_waited_for_may_take_as_long_as_a_pause(
+    wait: Callable[[actors.Child], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialogue, "LATE", 0.0)
+    async with actors.Engine() as engine, engine.scope() as scope:
+        child = await scope.spawn(["cat"], tty=True)
+        scope.pause()
+        waiting = asyncio.ensure_future(wait(child))
+        await asyncio.wait([waiting], timeout=LONGER)
+        assert not waiting.done()
+        scope.resume()
+        with pytest.raises(actors.TimedOut):
+            await asyncio.wait_for(waiting, NOT_BLOCKED)
+
+
+async def test_s31_time_in_which_an_expect_waits_for_its_turn_stands_still() -> None:
+    async with actors.Engine() as engine, engine.scope() as scope:
+        child = await scope.spawn(["cat"], stdin="pipe")
+        first = asyncio.ensure_future(child.expect("one", timeout=None))
+        with scope.paused():
+            second = asyncio.ensure_future(child.expect("two", timeout=SHORT))
+            await asyncio.wait([second], timeout=LONGER)
+            assert not second.done()
+            await child.write("one")
+            await asyncio.wait_for(first, NOT_BLOCKED)
+            await arrived(child)
+            assert not second.done()
+            await child.write("two")
+            assert (await asyncio.wait_for(second, NOT_BLOCKED)).matched == b"two"
+
+
+async def test_s31_a_command_of_a_shell_may_take_as_long_as_a_pause() -> None:
+    async with actors.Engine() as engine, engine.scope() as scope:
+        shell = await scope.shell()
+        with scope.paused():
+            running = asyncio.ensure_future(shell.run("sleep 150", timeout=SHORT))
+            await asyncio.wait([running], timeout=LONGER)
+            assert not running.done()
+        with pytest.raises(actors.TimedOut):
+            await asyncio.wait_for(running, NOT_BLOCKED)
 
 
 async def test_s31_pipes_that_stay_open_are_read_as_long_as_a_pause() -> None:
