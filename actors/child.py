@@ -267,7 +267,7 @@ class Child:
             await capture.closed
         finally:
             capture.stop()
-            if not capture.closed.done() or capture.closed.cancelled():
+            if capture.status is None:  # it goes on, and would hold the child back
                 self._link.take_back(self.id, request)
         return completed(self._record, capture, limit)
 

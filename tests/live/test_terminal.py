@@ -27,7 +27,16 @@ from actors.ambient import Surroundings
 from actors.launch import Launch
 from actors.settings import Settings
 from tests.helpers import NOT_BLOCKED, alive, eventually, tag
-from tests.live.children import arrived, drained, program, repeated, terminals_of, until
+from tests.live.children import (
+    KIB,
+    Opened,
+    arrived,
+    drained,
+    program,
+    repeated,
+    terminals_of,
+    until,
+)
 
 pytestmark = pytest.mark.live
 
@@ -715,3 +724,17 @@ async def test_a_child_that_hangs_its_terminal_up_is_still_in_hand() -> None:
         await child.close_stdin()
         assert (await child.snapshot()).state == "running"
         assert (await child.kill()).survivors == ()
+
+
+async def test_s22_a_communicate_whose_input_is_refused_holds_the_child_no_longer(
+    opened: Opened,
+) -> None:
+    kept = OutputPolicy.tail(16 * KIB)
+    script = "read -r line; head -c 1000000 /dev/zero; exit 3"
+    async with opened() as engine:
+        child = await engine.spawn(["sh", "-c", script], tty=True, retention=kept)
+        with pytest.raises(actors.InvalidRequest, match="4095"):
+            await child.communicate("x" * 5000)
+        await child.write("go\n")
+        assert (await child.wait(NOT_BLOCKED)).code == 3
+        await child.aclose()
