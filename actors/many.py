@@ -155,7 +155,9 @@ class _Places:
                 given = await anext(self._specs)
             except StopAsyncIteration:
                 return
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if self._pulling.cancelling():
+                    raise  # it was this that was cancelled, not what it waited for
                 self._failure = error
                 return
             task = asyncio.ensure_future(self._run(number, given))

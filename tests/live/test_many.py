@@ -17,7 +17,7 @@ from actors import (
     SpawnFailed,
     Spec,
 )
-from tests.helpers import gone, tag
+from tests.helpers import FOREVER, NOT_BLOCKED, gone, tag
 from tests.live.children import REST, program
 
 pytestmark = pytest.mark.live
@@ -142,6 +142,23 @@ async def test_s57_a_failure_of_the_specs_is_raised_after_the_results(
         results = engine.map(broken(), concurrency=2)
         assert (await anext(results)).returncode == 0
         with pytest.raises(KeyError, match="mine"):
+            await anext(results)
+
+
+async def test_s57_specs_that_wait_for_what_is_cancelled_have_failed() -> None:
+    job = asyncio.ensure_future(asyncio.sleep(FOREVER, ["true"]))
+
+    async def given() -> AsyncIterator[list[str]]:
+        yield ["true"]
+        yield await job
+
+    async with Engine() as engine:
+        results = engine.map(given(), concurrency=2)
+        assert isinstance(await anext(results), Completed)
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(anext(results), NOT_BLOCKED)
+        with pytest.raises(StopAsyncIteration):
             await anext(results)
 
 
