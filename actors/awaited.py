@@ -18,17 +18,17 @@ child's end and after the time. A stream mostly ends a moment before its child: 
 moment is waited for, so that the answer can tell how the child ended.
 
 While a pattern is looked for, nothing is dropped from the log that has not been looked
-at. Under a `block` policy the cursor of a client's EXPECTs holds the log from the first
-one on; when a search has seen all there is and the child is held back, it moves on, as
-otherwise nothing could happen any more.
+at. Under a `block` policy the cursor of a reader's EXPECTs holds the log from the first
+one on, until the reader is stopped; when a search has seen all there is and the child
+is held back, it moves on, as otherwise nothing could happen any more.
 
 Ports and files are looked for on a timer, which runs only while somebody waits.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from actors.buffer import Log
 from actors.clock import Clock
@@ -55,6 +55,18 @@ class Look(Protocol):
         """Return whether there is such a file, as the child would name it."""
 
 
+class LogHold(NamedTuple):
+    """The cursor of a client's reader in a stream, as it holds a blocking log."""
+
+    client: int
+    reader: int
+    stream: str
+
+    def of(self, target: Ask) -> bool:
+        """Return whether it goes with what is stopped: a reader, 0 or a request."""
+        return self.client == target.client and target.request in (0, self.reader)
+
+
 @dataclass(slots=True, eq=False)
 class Wait:
     """One pending request.
@@ -65,7 +77,7 @@ class Wait:
         tells: Whether the match is told, as to an EXPECT.
         search: The pattern's, None when it is for a port or a file.
         look: For these.
-        hold: The reader whose hold moves on with the search, None if none is.
+        hold: What moves on with the search, None if nothing does.
         look_due: When to look again.
         interval: Seconds until the look after that.
         ended: When the stream was first seen to have ended.
@@ -76,7 +88,7 @@ class Wait:
     tells: bool = False
     search: Search | None = None
     look: Callable[[], bool] | None = None
-    hold: Hashable | None = None
+    hold: LogHold | None = None
     look_due: float = inf
     interval: float = FIRST_LOOK
     ended: float | None = None
@@ -100,7 +112,7 @@ class Awaited:
         self.blocking = blocking
         self.clock = Clock()
         self.waits: list[Wait] = []
-        self.cursors: dict[int, set[Hashable]] = {}
+        self.holds: set[LogHold] = set()
 
     # -- asked ------------------------------------------------------------------
 
@@ -118,8 +130,8 @@ class Awaited:
         wait = Wait(ask, self._ends(body, now), tells=True, search=search)
         self._forget(ask)
         if self.blocking:
-            wait.hold = (ask.client, "expect", stream)
-            self.cursors.setdefault(ask.client, set()).add(wait.hold)
+            wait.hold = LogHold(ask.client, body["reader"], stream)
+            self.holds.add(wait.hold)
             self.log.hold(wait.hold, self.log.seek(stream, offset))
         self.waits.append(wait)
 
@@ -149,7 +161,8 @@ class Awaited:
     @property
     def clients(self) -> set[int]:
         """Those who wait for something, or hold something back."""
-        return {wait.ask.client for wait in self.waits} | self.cursors.keys()
+        waiting = {wait.ask.client for wait in self.waits}
+        return waiting | {hold.client for hold in self.holds}
 
     def _ends(self, body: Any, now: float) -> float:
         wait = body["wait"]
@@ -160,13 +173,13 @@ class Awaited:
         return Search(self.log, body["stream"], pattern, start)
 
     def stop(self, target: Ask) -> None:
-        """Forget a pending request; request 0: all of this client's, and its cursor."""
+        """Forget a pending request, or a reader; request 0: all of this client's."""
         for wait in list(self.waits):
             if target in (wait.ask, (wait.ask.client, 0)):
                 self._remove(wait)
-        if target.request == 0:
-            for hold in self.cursors.pop(target.client, ()):
-                self.log.release(hold)
+        for hold in [hold for hold in self.holds if hold.of(target)]:
+            self.holds.discard(hold)
+            self.log.release(hold)
 
     def refuse(self, error: errors.EngineError) -> None:
         """Answer everything that is pending with an error."""
@@ -250,7 +263,7 @@ class Awaited:
         """Hold the log at its end: everything before has been looked at."""
         if not self.blocking:
             self.log.hold(wait.ask, self.log.end)
-        elif held and wait.hold is not None:
+        elif held and wait.hold in self.holds:
             self.log.hold(wait.hold, self.log.end)
 
     def _there(self, wait: Wait, now: float) -> bool:

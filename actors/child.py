@@ -304,8 +304,8 @@ class Child:
         calls at once take turns. One that fails or is cancelled consumes nothing.
 
         Under a `block` policy the place up to which it has come holds the output back
-        from the first call on, as a poll does; only while the child cannot go on
-        otherwise, output without a match is let go.
+        from the first call on, as a poll does, until this handle is given up; only
+        while the child cannot go on otherwise, output without a match is let go.
 
         Args:
             pattern: A regular expression of bytes; text becomes its UTF-8, and sets of

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 from actors.ambient import Surroundings
 from actors.events import ExitStatus, KillReceipt, Snapshot
+from actors.holding import let_go
 from actors.launch import Launch
 from actors.pause import Timeouts
 from actors.record import Record, lost_status
@@ -420,6 +421,7 @@ class Connection:
 
     def leave(self, record: Record) -> None:
         """End a visit; harmless to repeat. The session goes on."""
+        let_go(self.link, record)
         record.released = True
         record.fail(errors.SessionNotFound("this visit of the session is over"))
         others = [r for r in self._visited.pop(record.id, ()) if r is not record]
@@ -435,6 +437,7 @@ class Connection:
             if _failed(asked):
                 record.released = False
             else:
+                let_go(self.link, record)
                 gone = errors.SessionNotFound("the session was detached")
                 self.forget(record, gone)
 
@@ -486,6 +489,8 @@ class Connection:
 
     def drop(self, record: Record) -> None:
         """Give a session up without waiting: unless it stays, its tree is killed."""
+        if record.stays:
+            let_go(self.link, record)
         record.released = True
         self.forget(record)
         if self.link.lost is None:

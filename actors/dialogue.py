@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 from actors import checks
 from actors.events import ExitStatus, Match
+from actors.holding import Holding
 from actors.pause import Timeouts
 from actors.record import Record
 from actors.search import prepared
@@ -39,6 +40,7 @@ class Dialogue:
         self._timeouts = timeouts
         self._cursor = dict.fromkeys(STREAMS, 0)
         self._previous = dict.fromkeys(STREAMS, 0)
+        self._holding = Holding(link, record)
         self._turn = asyncio.Lock()
 
     async def expect(
@@ -51,6 +53,7 @@ class Dialogue:
         awaited = _pattern(pattern)
         async with self._my_turn(timeout, awaited) as left:
             body = {
+                "reader": self._holding.number(),
                 "stream": stream,
                 "offset": self._cursor[stream],
                 "pattern": raw,

@@ -187,7 +187,7 @@ class Outlet:
         self.blocking = launch.retention.kind == "block"
         self.readers: dict[Ask, Reader] = {}
         self.left: dict[Ask, Reader] = {}
-        self.holds: dict[int, set[int | str]] = {}
+        self.holds: dict[int, set[int]] = {}
         self.polls: list[Poll] = []
         self.reads: list[Read] = []
         self.clock = Clock()
@@ -206,7 +206,7 @@ class Outlet:
         except ValueError as error:
             raise errors.InvalidRequest("cursor", str(error)) from error
         if self.blocking:
-            self._hold(ask.client, "poll", cursor.sequence)
+            self._hold(ask.client, body["reader"], cursor.sequence)
         self.polls = [poll for poll in self.polls if poll.ask != ask]  # asked again
         limit = min(body["limit"], POLL_LIMIT)
         quiet_from = now if self.log.end > cursor.sequence else None
@@ -306,14 +306,14 @@ class Outlet:
         if lossless:
             self._hold(ask.client, ask.request, cursor.sequence)
 
-    def _hold(self, client: int, name: int | str, sequence: int) -> None:
+    def _hold(self, client: int, reader: int, sequence: int) -> None:
         """Hold the log for one of a client's readers."""
-        self.holds.setdefault(client, set()).add(name)
-        self.log.hold((client, name), sequence)
+        self.holds.setdefault(client, set()).add(reader)
+        self.log.hold((client, reader), sequence)
 
-    def _let_go(self, client: int, name: int | str) -> None:
-        self.holds.get(client, set()).discard(name)
-        self.log.release((client, name))
+    def _let_go(self, client: int, reader: int) -> None:
+        self.holds.get(client, set()).discard(reader)
+        self.log.release((client, reader))
 
     def credit(self, ask: Ask, body: Any) -> None:
         """Note what a reader's client has taken.
@@ -348,8 +348,8 @@ class Outlet:
             self._detach(ask)
         self.polls = [poll for poll in self.polls if poll.ask.client != client]
         self.reads = [read for read in self.reads if read.ask.client != client]
-        for name in list(self.holds.get(client, ())):
-            self._let_go(client, name)
+        for reader in list(self.holds.get(client, ())):
+            self._let_go(client, reader)
 
     def _detach(self, ask: Ask) -> None:
         self.readers.pop(ask, None)

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from actors import checks
 from actors.events import ExitStatus, PollResult, WriteResult
+from actors.holding import Holding
 from actors.record import Record, lost_status
 from actors.settings import Settings
 from actors.text import TextView
@@ -37,6 +38,7 @@ class Polling:
         self._settings = settings
         self._view = TextView()
         self._cursor = dict.fromkeys(STREAMS, 0)
+        self._holding = Holding(link, record)
         self._turn = asyncio.Lock()
         self._polled = False
 
@@ -92,7 +94,7 @@ class Polling:
         writing: "asyncio.Future[WriteResult] | None",
     ) -> Message | errors.WorkerLost:
         request, session = self._link.number(), self._record.id
-        body = {**terms, **self._cursor}
+        body = {**terms, **self._cursor, "reader": self._holding.number()}
         asked = self._link.ask(Kind.POLL, session, body, request=request)
         asked.add_done_callback(ignored)  # the write may have failed first, and told
         yielding = asyncio.ensure_future(yield_on.wait()) if yield_on else None

@@ -23,6 +23,7 @@ class Record:
         handles: living `Child` objects that own the session.
         released: whether the broker was told to forget the session.
         stays: whether it lives on without an owner, if that one goes.
+        holdings: numbers under which its handles hold the log back.
     """
 
     id: int
@@ -42,6 +43,7 @@ class Record:
     released: bool = False
     stays: bool = False
     waiters: set["asyncio.Future[Any]"] = field(default_factory=set)
+    holdings: set[int] = field(default_factory=set)
 
     def here(self, process: int) -> bool:
         """Return whether this is still the process that made the handle."""

@@ -294,6 +294,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.CLOSE_STDIN: Shape({}),
     Kind.POLL: Shape(
         {
+            "reader": _whole(1),
             "stdout": _whole(),
             "stderr": _whole(),
             "wait": _seconds(),
@@ -351,6 +352,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
     Kind.RESIZE: Shape({"rows": _whole(1, 65535), "cols": _whole(1, 65535)}),
     Kind.EXPECT: Shape(
         {
+            "reader": _whole(1),
             "stream": _STREAM,
             "offset": _whole(),
             "pattern": _raw(4096),

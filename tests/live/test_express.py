@@ -175,7 +175,8 @@ def test_an_offset_is_looked_at_after_input_that_went_the_short_way(
 
 
 def test_a_poll_that_waits_is_answered(cat: Driven) -> None:
-    body = {"stdout": 6, "stderr": 0, "wait": 30.0, "mode": "output", "limit": 99}
+    cursor = {"reader": 1, "stdout": 6, "stderr": 0}
+    body = {**cursor, "wait": 30.0, "mode": "output", "limit": 99}
     asked = cat.ask(Kind.POLL, body)
     cat.write(b"polled\n")
     assert unpack(cat.answer(asked).payload or b"") == [["stdout", 0, b"polled\n"]]

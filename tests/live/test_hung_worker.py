@@ -278,7 +278,8 @@ async def test_a_holder_that_polled_and_died_does_not_hold_the_child(
 ) -> None:
     async with actors.Engine(endpoint, owner_key=KEY) as engine:
         child = await engine.spawn(python(BURST, tag(), "256"), retention=BLOCK)
-        poll = {"stdout": 0, "stderr": 0, "wait": 0.0, "mode": "output", "limit": 9}
+        cursor = {"reader": 1, "stdout": 0, "stderr": 0}
+        poll = {**cursor, "wait": 0.0, "mode": "output", "limit": 9}
         body = HOLDER.format(endpoint=endpoint, key=KEY, session=child.id, body=poll)
         with client(tmp_path, body) as program:
             await asyncio.to_thread(program.said, "polled")

@@ -298,7 +298,14 @@ COMMANDS: dict[Kind, tuple[dict[str, Any], bytes | None]] = {
     Kind.WRITE: ({"at": None}, b"x"),
     Kind.CLOSE_STDIN: ({}, None),
     Kind.POLL: (
-        {"stdout": 0, "stderr": 0, "wait": 0.0, "mode": "output", "limit": 1},
+        {
+            "reader": 1,
+            "stdout": 0,
+            "stderr": 0,
+            "wait": 0.0,
+            "mode": "output",
+            "limit": 1,
+        },
         None,
     ),
     Kind.READ: (

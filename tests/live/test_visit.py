@@ -1,14 +1,26 @@
 """The operator, and handles that own nothing."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import actors
-from tests.helpers import NOT_BLOCKED, alive, end, parent
-from tests.live.children import ECHOES_LINES, LEAVES_ON_CUE, REST, program, until
+from tests.helpers import FOREVER, NOT_BLOCKED, alive, end, parent, tag
+from tests.live.children import (
+    ECHOES_LINES,
+    KIB,
+    LEAVES_ON_CUE,
+    NUMBERS,
+    REST,
+    drained,
+    numbers,
+    program,
+    until,
+)
 from tests.parts import serving
 
 pytestmark = pytest.mark.live
@@ -154,3 +166,72 @@ def test_s55_a_visit_of_the_blocking_face(endpoint: str) -> None:
             assert [s.id for s in operator.children(ended=True)] == [child.id]
             visited.aclose()
         assert alive(child.pid)
+
+
+FILLS = "read -r line; head -c 1000000 /dev/zero; exit 3"
+BLOCK = actors.OutputPolicy.block(16 * KIB)
+
+
+async def poll(child: actors.Child) -> None:
+    await child.poll(wait=0)
+
+
+async def expect(child: actors.Child) -> None:
+    with suppress(actors.TimedOut):
+        await child.expect("never", timeout=0)
+
+
+HOLDS = pytest.mark.parametrize("hold", [poll, expect])
+
+
+@HOLDS
+async def test_a_visit_that_is_over_holds_no_output_back(
+    endpoint: str, hold: Callable[[actors.Child], Any]
+) -> None:
+    async with actors.Engine(endpoint) as owner:
+        child = await owner.spawn(["sh", "-c", FILLS], stdin="pipe", retention=BLOCK)
+        closed, collected = await owner.visit(child.id), await owner.visit(child.id)
+        await hold(closed)
+        await hold(collected)
+        await closed.aclose()
+        await closed.aclose()
+        del collected
+        events = child.events()
+        await child.write("go\n")
+        async with asyncio.timeout(NOT_BLOCKED):
+            async for _ in events:
+                pass
+        assert child.returncode == 3
+
+
+@HOLDS
+@pytest.mark.parametrize("end", ["detach", "aclose"])
+async def test_an_owner_that_leaves_its_child_to_itself_holds_no_output_back(
+    endpoint: str, hold: Callable[[actors.Child], Any], end: str
+) -> None:
+    async with actors.Engine(endpoint) as owner:
+        child = await owner.spawn(
+            ["sh", "-c", FILLS], stdin="pipe", retention=BLOCK, detach_ttl=FOREVER
+        )
+        visited = await owner.visit(child.id)
+        await hold(child)
+        await getattr(child, end)()
+        await visited.write("go\n")
+        assert (await visited.wait(NOT_BLOCKED)).code == 3
+
+
+async def test_s20_two_handles_of_one_engine_hold_what_each_has_not_polled(
+    endpoint: str,
+) -> None:
+    async with actors.Engine(endpoint) as owner:
+        child = await owner.spawn(program(NUMBERS, tag(), "50000"), retention=BLOCK)
+        visited = await owner.visit(child.id)
+        slow = (await visited.poll(wait=0)).stdout
+        quick = asyncio.ensure_future(drained(child, mode="output"))
+        while True:
+            seen = await visited.poll(mode="output", max_bytes=KIB)
+            assert seen.dropped_bytes == 0
+            slow += seen.stdout
+            if seen.done:
+                break
+        assert slow == (await quick)[0] == numbers(50_000)

@@ -12,7 +12,14 @@ from broker.errors import InvalidRequest, SessionNotFound
 from broker.wire import STREAMS, Kind, Payload, unpack
 
 ONE, TWO, OTHER = Ask(1, 1), Ask(1, 2), Ask(2, 1)
-EXPECT = {"stream": "stdout", "offset": 0, "pattern": b"x", "flags": 0, "wait": 10.0}
+EXPECT = {
+    "reader": 50,
+    "stream": "stdout",
+    "offset": 0,
+    "pattern": b"x",
+    "flags": 0,
+    "wait": 10.0,
+}
 READY = {
     "port": None,
     "file": None,
@@ -310,6 +317,22 @@ def test_s20_the_cursor_holds_a_blocking_log_from_its_first_use() -> None:
     assert child.log.room() == 5  # what is taken back consumes nothing
     child.awaited.stop(Ask(1, 0))
     assert child.log.room() > 10
+
+
+def test_each_handle_that_expects_holds_a_blocking_log_until_it_is_stopped() -> None:
+    child = Child("block", 10)
+    child.expect(ONE, reader=51)
+    child.expect(TWO, reader=52)
+    child.expect(Ask(1, 3), reader=52, stream="stderr")
+    child.write(b"x1234567")
+    assert len(child.serve()) == 2
+    child.expect(ONE, reader=51, offset=8)
+    assert child.log.room() == 2
+    child.awaited.stop(Ask(1, 52))
+    assert child.log.room() == 10
+    child.awaited.stop(Ask(1, 51))
+    assert child.serve(held=True) == []
+    assert child.log.room() > 10  # a search that goes on holds nothing again
 
 
 def test_a_held_child_goes_on_once_its_output_was_looked_at() -> None:

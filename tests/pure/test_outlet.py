@@ -30,7 +30,14 @@ AMBIENT = Ambient(b"/", {b"PATH": b"/bin"}, 0o022, (), 0, 0)
 STATUS = ExitStatus(0)
 ONE, TWO = Ask(1, 1), Ask(2, 1)
 OPEN = {"after": None, "newest": False, "chunks": 99, "bytes": 999, "capture": False}
-POLL = {"stdout": 0, "stderr": 0, "wait": 10.0, "mode": "completion", "limit": 999}
+POLL = {
+    "reader": 60,
+    "stdout": 0,
+    "stderr": 0,
+    "wait": 10.0,
+    "mode": "completion",
+    "limit": 999,
+}
 READ = {"reader": 50, "stream": "stdout", "offset": 0, "wait": 10.0, "limit": 999}
 
 
@@ -486,6 +493,21 @@ def test_a_poll_is_answered_when_it_holds_the_child_back() -> None:
     assert child.log.room() == 0
     child.poll(TWO, stdout=2)
     assert child.log.room() == 2
+
+
+def test_each_handle_that_polls_holds_a_blocking_log_until_it_is_stopped() -> None:
+    child = Child("block", 4)
+    child.poll(ONE, reader=61)
+    child.poll(Ask(1, 2), reader=62)
+    child.write(b"0123")
+    assert len(child.serve(held=True)) == 2
+    child.poll(ONE, reader=61, stdout=4)
+    assert child.log.room() == 0
+    child.outlet.stop(Ask(1, 62))
+    assert child.log.room() == 4
+    child.outlet.stop(Ask(1, 61))
+    assert child.log.room() == sys.maxsize
+    assert child.outlet.pending  # an answer is still to come
 
 
 def test_a_poll_says_when_there_is_more() -> None:

@@ -61,7 +61,14 @@ A, B, OPERATOR = b"a", b"b", b"operator"
 
 KILL = {"grace": None, "timeout": 5.0, "cause": "killed", "release": False}
 RELEASE = KILL | {"release": True}
-POLL = {"stdout": 0, "stderr": 0, "wait": 1.0, "mode": "output", "limit": 1}
+POLL = {
+    "reader": 1,
+    "stdout": 0,
+    "stderr": 0,
+    "wait": 1.0,
+    "mode": "output",
+    "limit": 1,
+}
 OPEN = {"after": None, "newest": False, "chunks": 8, "bytes": 4096, "capture": False}
 READ = {"reader": 1, "stream": "stdout", "offset": 0, "wait": 1.0, "limit": 1}
 COMMANDS: dict[Kind, dict[str, Any]] = {
@@ -76,6 +83,7 @@ COMMANDS: dict[Kind, dict[str, Any]] = {
     Kind.STATS: {},
     Kind.CLOCK: {"paused": True},
     Kind.EXPECT: {
+        "reader": 1,
         "stream": "stdout",
         "offset": 0,
         "pattern": b"x",

@@ -31,7 +31,14 @@ from tests.helpers import SPAWN
 
 BIG = 2**63 - 1
 KILL = {"grace": None, "timeout": 5.0, "cause": "killed", "release": False}
-POLL = {"stdout": 0, "stderr": 0, "wait": 0.0, "mode": "output", "limit": 1}
+POLL = {
+    "reader": 2,
+    "stdout": 0,
+    "stderr": 0,
+    "wait": 0.0,
+    "mode": "output",
+    "limit": 1,
+}
 
 # Generators of every field, named as on the wire
 
