@@ -152,7 +152,11 @@ class Reader:
 
 
 class Poll(NamedTuple):
-    """A pending poll, and when it is answered whatever there is."""
+    """A pending poll, and when it is answered whatever there is.
+
+    Attributes:
+        quiet_from: since when the child is quiet, if that is what the poll waits for.
+    """
 
     ask: Ask
     cursor: Cursor
@@ -209,7 +213,8 @@ class Outlet:
             self._hold(ask.client, body["reader"], cursor.sequence)
         self.polls = [poll for poll in self.polls if poll.ask != ask]  # asked again
         limit = min(body["limit"], POLL_LIMIT)
-        quiet_from = now if self.log.end > cursor.sequence else None
+        said = body["mode"] == "output" and self.log.end > cursor.sequence
+        quiet_from = now if said else None
         ends = self.clock.read(now) + body["wait"]
         self.polls.append(Poll(ask, cursor, body["mode"], limit, ends, quiet_from))
 
@@ -540,7 +545,7 @@ class Outlet:
         quiet, done = poll.quiet_from, progress.exit_seen and progress.closed
         calm = quiet is not None and now >= quiet + self.launch.quiet
         unread = self.log.end > poll.cursor.sequence
-        enough = done or (held and unread) or (poll.mode == "output" and calm)
+        enough = done or (held and unread) or calm
         if not enough and self.clock.read(now) < poll.ends:
             return False
         pieces, after = self.log.read(poll.cursor, poll.limit, MOST_PIECES)

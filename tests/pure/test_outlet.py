@@ -481,6 +481,15 @@ def test_output_is_no_quiet_for_a_poll_for_completion() -> None:
     assert child.outlet.next_deadline() == 10.0
 
 
+def test_unread_output_wakes_nobody_for_a_poll_for_completion() -> None:
+    child = Child()
+    child.write(b"a")
+    child.poll()
+    assert child.outlet.next_deadline() == 10.0
+    assert child.serve(child.quiet) == []
+    assert child.outlet.next_deadline() == 10.0
+
+
 def test_a_poll_is_answered_when_it_holds_the_child_back() -> None:
     child = Child("block", 4)
     child.poll(ONE)
@@ -1095,6 +1104,8 @@ class Reading(RuleBasedStateMachine):
     @rule(passes=st.sampled_from([0.0, 0.01, 0.1, 2.0]), held=st.booleans())
     def serve(self, passes: float, held: bool) -> None:
         self.hear(self.child.serve(self.child.now + passes, held=held))
+        due = self.child.outlet.next_deadline()
+        assert due is None or due > self.child.now, "the loop would spin"
 
     @rule()
     def pump(self) -> None:
