@@ -585,9 +585,10 @@ class Session:
             self.awaited.serve(self._now, held=self.drain.held)
         self.outlet.serve(self._now, held=self.drain.held)
 
-    def pump(self) -> None:
+    def go_on(self, now: float) -> None:
         """Go on with bulk output: the leg has room again."""
-        self.outlet.pump()
+        self._now = now
+        self._serve()
 
 
 def _started(launch: Launch, fds: tuple[int, ...]) -> process.Process:

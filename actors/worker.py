@@ -56,7 +56,7 @@ END_TIMEOUT: Final = 5.0
 Watched = tuple[tuple[int, ...], int | None]
 """Descriptors of a session to read, and the one to write."""
 Wanted = tuple[bool, Watched]
-"""Whether the leg has to be flushed, and what is watched of the session."""
+"""Whether the leg is to be written, and what is watched of the session."""
 NOTHING: Final[Watched] = (), None
 
 
@@ -95,6 +95,7 @@ class Worker:
         self.express: Express | None = None
         self._leg_fd = leg.fileno()
         self._stale = True
+        self._kept_back = False
         self.wake, self.wake_write = os.pipe()
         for fd in (self.wake, self.wake_write):
             os.set_blocking(fd, False)
@@ -122,10 +123,13 @@ class Worker:
             self.leg.send(message)
 
     def room(self) -> bool:
-        """Return whether the leg takes more bulk output now."""
+        """Return whether the leg takes more bulk output now; if not, a turn follows."""
         if self.leg.queued >= CONGESTED:
             self.leg.flush()
-        return self.leg.queued < CONGESTED
+            if self.leg.queued >= CONGESTED:
+                self._kept_back = True
+                return False
+        return True
 
     # -- the loop ---------------------------------------------------------------
 
@@ -172,26 +176,28 @@ class Worker:
 
     def settle(self) -> None:
         """Follow up on a turn in which more happened than what goes the short way."""
+        if self._kept_back and self.room():
+            self._go_on()
         self._on_time()
         self._release()
-        self._flush()
+        if self.leg.queued:  # the broker is woken once for all that was gathered
+            self.leg.flush()
         self._watch()
         if self.express is not None:
             self.express.refresh()
-        self._stale = False
+        self._stale = self._kept_back
 
-    def _flush(self) -> None:
-        """Send what the turn has gathered: the broker is woken once for all of it."""
-        congested = self.leg.queued >= CONGESTED
-        if self.leg.queued:
-            self.leg.flush()
-        if congested and self.room() and self.session is not None:
-            self.session.pump()
-            self.leg.flush()
+    def _go_on(self) -> None:
+        """Send what was kept back: one leg full, then commands have their turn."""
+        self._kept_back = False
+        if self.session is not None:
+            self.session.go_on(time.monotonic())
 
     def _watch(self) -> None:
         session = self.session
-        wanted = self.leg.queued > 0, session.watched() if session else NOTHING
+        # Also with an empty queue: a broker that reads fast takes all in one flush.
+        to_send = self._kept_back or self.leg.queued > 0
+        wanted = to_send, session.watched() if session else NOTHING
         if wanted == self._wanted:
             return
         self._wanted = wanted
@@ -231,6 +237,7 @@ class Worker:
         self._late = self._wanted = None
         self._leg_fd = -1
         self._stale = True
+        self._kept_back = False
         if self.session is not None:
             self.session.cut_off()
 
