@@ -82,6 +82,11 @@ class Budget:
             return self._due
         return None
 
+    @property
+    def counts_output(self) -> bool:
+        """Whether `written` has to be asked after each read, whatever `room` says."""
+        return "output" in self._left
+
     def room(self, produced: int) -> float:
         """Return how many bytes may be read before `written` has to be asked.
 

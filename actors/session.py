@@ -7,7 +7,6 @@ answers the commands that a client addresses to it. The worker gives it readines
 reaped processes and the time; it gives messages.
 """
 
-import math
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
@@ -166,7 +165,7 @@ class Session:
             and not self.awaited.waits
             and self.launch.idle_timeout is None
             and self.launch.chunk >= INLINE
-            and self.budget.room(0) == math.inf
+            and not self.budget.counts_output
             and self.drain.turn <= INLINE
             and self.log.address is None
         )

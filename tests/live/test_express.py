@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from actors import Limits, Watch
 from actors.express import ATOMIC
 from actors.outlet import INLINE
 from broker.wire import Kind, Message, unpack
@@ -115,6 +116,17 @@ def test_the_end_of_output_is_told_after_it(cat: Driven) -> None:
             break
     assert kinds[0] is Kind.CHUNK
     assert sorted(kinds[1:-1]) == [Kind.EOF, Kind.EXITED]  # as they come
+
+
+def test_a_budget_is_told_with_the_output_that_is_too_much() -> None:
+    driven = Driven(["/bin/cat"], limits=Limits(output=Watch(20, "notify")))
+    driven.ask(Kind.OPEN, {"after": None, "newest": False, "capture": False, **WINDOW})
+    told = []
+    for _ in range(4):
+        driven.write(b"7 bytes")
+        told.append(Kind.NOTICE in [said.kind for said in driven.until(Kind.CHUNK)])
+    assert told == [False, False, True, False]
+    driven.close()
 
 
 def test_a_command_for_another_session_is_refused(cat: Driven) -> None:

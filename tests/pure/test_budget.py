@@ -49,8 +49,10 @@ def test_s17_no_more_is_read_than_the_first_byte_too_much() -> None:
 def test_s17_a_budget_that_is_only_told_holds_nothing_back() -> None:
     told = budget(output=Watch(10, "notify"))
     assert told.room(0) == float("inf")
+    assert told.counts_output
     assert told.written(11) == [Over("output", "notify")]
     assert told.written(99) == []
+    assert not told.counts_output
 
 
 # The tree
