@@ -133,9 +133,12 @@ class Terminal(process.Process):
         """
         if self._slave is None:
             return False
-        if termios.tcgetattr(self._slave)[LFLAG] & termios.NOFLSH:
+        try:
+            if termios.tcgetattr(self._slave)[LFLAG] & termios.NOFLSH:
+                return False
+            termios.tcflush(self._slave, termios.TCIFLUSH)
+        except termios.error:  # it is hung up: nobody reads what was typed
             return False
-        termios.tcflush(self._slave, termios.TCIFLUSH)
         self._queued_line = self._entered_line = 0
         return True
 

@@ -701,10 +701,12 @@ async def test_500_terminals_live_side_by_side_and_end_with_their_engine() -> No
 
 
 HANGS_UP = """
-import ctypes, signal
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
+import ctypes
+for number in (signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
 ctypes.CDLL(None).vhangup()
-signal.pause()
+open(sys.argv[2], "w").close()
+rest()
 """
 
 
@@ -714,9 +716,13 @@ async def typed_for_ever(child: Child) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="vhangup is a privileged call")
-async def test_a_child_that_hangs_its_terminal_up_is_still_in_hand() -> None:
+async def test_a_child_that_hangs_its_terminal_up_is_still_in_hand(
+    tmp_path: Path,
+) -> None:
     async with Engine() as engine:
-        child = await engine.spawn(program(HANGS_UP), tty=True)
+        child = await engine.spawn(
+            program(HANGS_UP, tag(), str(tmp_path / "up")), tty=True
+        )
         # It is seen before a write, or by the write: then stdin is closed for the next.
         with pytest.raises(StdinUnavailable, match=r"hung|is closed"):
             await typed_for_ever(child)
@@ -738,3 +744,16 @@ async def test_s22_a_communicate_whose_input_is_refused_holds_the_child_no_longe
         await child.write("go\n")
         assert (await child.wait(NOT_BLOCKED)).code == 3
         await child.aclose()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="vhangup is a privileged call")
+async def test_a_child_that_has_hung_its_terminal_up_can_be_interrupted(
+    tmp_path: Path,
+) -> None:
+    hung_up = tmp_path / "up"
+    async with Engine() as engine:
+        child = await engine.spawn(program(HANGS_UP, tag(), str(hung_up)), tty=True)
+        await asyncio.to_thread(eventually, hung_up.exists)
+        await child.interrupt()
+        assert (await child.snapshot()).state == "running"
+        assert (await child.kill()).survivors == ()
