@@ -514,6 +514,7 @@ class Reader:
         self._stream = stream
         self._offset = offset
         self._number = link.number()
+        self._beginning: asyncio.Future[Message] | None = None
         self._lock = asyncio.Lock()
         self._finalizer = weakref.finalize(
             self, _stop, link, record, self._number, record.process
@@ -540,15 +541,10 @@ class Reader:
         self._record.check()
         if not self._finalizer.alive:
             raise errors.InvalidRequest("reader", "is closed: make another one")
-        body = {
-            "reader": self._number,
-            "stream": self._stream,
-            "offset": self._offset,
-            "wait": wait,
-            "limit": min(max_bytes, LARGEST_READ),
-        }
+        if self._offset is None:
+            self._offset = await self._newest()
         request = self._link.number()
-        future = self._link.ask(Kind.READ, self._record.id, body, request=request)
+        future = self._ask(request, wait, min(max_bytes, LARGEST_READ))
         try:
             reply = await future
         except asyncio.CancelledError:
@@ -564,6 +560,31 @@ class Reader:
             found["gap"],
             found["eof"],
         )
+
+    async def _newest(self) -> int:
+        """Return where the stream ended when this was asked first, cancelled or not.
+
+        A read that waits there without knowing the place would, cancelled or asked
+        again at another broker, leave the next one to begin further on.
+        """
+        if self._beginning is None:
+            self._beginning = self._ask(self._link.number(), wait=0.0, limit=1)
+        try:
+            reply: Any = await asyncio.shield(self._beginning)
+        except errors.EngineError:
+            self._beginning = None
+            raise
+        return int(reply.body["offset"])
+
+    def _ask(self, request: int, wait: float, limit: int) -> "asyncio.Future[Message]":
+        body = {
+            "reader": self._number,
+            "stream": self._stream,
+            "offset": self._offset,
+            "wait": wait,
+            "limit": limit,
+        }
+        return self._link.ask(Kind.READ, self._record.id, body, request=request)
 
     async def aclose(self) -> None:
         """Give the cursor up."""

@@ -32,6 +32,7 @@ from tests.helpers import (
     tag,
     tagged,
 )
+from tests.live.children import arrived, program, until
 from tests.parts import (
     Identities,
     Parts,
@@ -265,6 +266,34 @@ async def test_s46_what_is_asked_meanwhile_waits_for_the_next_broker(
         assert (await asyncio.wait_for(waiting, NOT_BLOCKED)).code == 0
         other = await engine.spawn(["true"])
         assert other.id > child.id
+
+
+WRITES_ON_CUE = """
+def cue(*_):
+    write(b"new")
+    open(sys.argv[2], "w").close()
+signal.signal(signal.SIGUSR1, cue)
+write(b"old")
+rest()
+"""
+
+
+async def test_a_reader_of_the_newest_begins_where_it_did_before_the_loss(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    brokers, written = Brokers(shared), tmp_path / "written"
+    async with actors.Engine(endpoint) as engine:
+        child = await engine.spawn(program(WRITES_ON_CUE, tag(), str(written)))
+        await until(child, b"old")
+        reader = child.reader(after="newest")
+        reading = asyncio.create_task(reader.read(wait=2 * NOT_BLOCKED))
+        await arrived(child)
+        shared.signal(signal.SIGSTOP)  # nobody replaces it yet
+        await brokers.lose()
+        os.kill(child.pid, signal.SIGUSR1)  # noqa: TID251 - it is asked to write
+        await asyncio.to_thread(eventually, written.exists)
+        shared.signal(signal.SIGCONT)
+        assert (await asyncio.wait_for(reading, 3 * NOT_BLOCKED)).data == b"new"
 
 
 async def test_s46_input_is_neither_lost_nor_repeated(

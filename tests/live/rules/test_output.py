@@ -4,13 +4,14 @@ import asyncio
 import errno
 import itertools
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import actors
-from actors import OutputPolicy
+from actors import Child, OutputPolicy
 from tests.helpers import NOT_BLOCKED, gone, tag, tagged
 from tests.live.children import (
     BURST,
@@ -306,6 +307,29 @@ async def test_s21_closed_streams_do_not_end_a_child(opened: Opened) -> None:
         await child.close_stdin()
         assert kinds(await collected(stream)) == ["Exited", "Closed"]
         await child.aclose()
+
+
+async def sent(_: Child) -> None:
+    """Let a task that was made just now ask."""
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("moment", [sent, arrived])
+async def test_a_cancelled_first_read_of_the_newest_consumes_nothing(
+    opened: Opened, moment: Callable[[Child], Awaitable[None]]
+) -> None:
+    async with opened() as engine:
+        child = await engine.spawn(["cat"], stdin="pipe")
+        await child.write(b"old")
+        await until(child, b"old")
+        reader = child.reader(after="newest")
+        reading = asyncio.ensure_future(reader.read())
+        await moment(child)
+        reading.cancel()
+        await asyncio.wait([reading])
+        await child.write(b"new")
+        await until(child, b"new")
+        assert (await reader.read()).data == b"new"
 
 
 async def test_s22_a_reader_that_goes_away_does_not_stop_the_child(
