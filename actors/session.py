@@ -552,7 +552,17 @@ class Session:
         self.awaited.pause(self._now, paused=paused)
         self.happened(lifecycle.Paused(paused))
 
-    def _on_attach(self, ask: Ask, _: Message) -> None:
+    def _on_attach(self, ask: Ask, message: Message) -> None:
+        """Answer a new owner, who has no capture that tells of the end."""
+        if self.releases_itself:
+            self.releases_itself = False
+            if self.progress.status is not None:
+                self._push(Kind.EXITED)
+            if self.progress.closed:
+                self._push(Kind.CLOSED)
+        self._on_visit(ask, message)
+
+    def _on_visit(self, ask: Ask, _: Message) -> None:
         """Tell a new owner, or a visitor, what the first one knew from its spawn."""
         launch, status = self.launch, self.progress.status
         there = self.progress.streams | self.progress.ends.keys()
@@ -625,7 +635,7 @@ Command = Callable[[Session, Ask, Message], None]
 
 _COMMANDS: Final[dict[Kind, Command]] = {
     Kind.ATTACH: Session._on_attach,  # noqa: SLF001
-    Kind.VISIT: Session._on_attach,  # noqa: SLF001
+    Kind.VISIT: Session._on_visit,  # noqa: SLF001
     Kind.WRITE: Session._on_write,  # noqa: SLF001 - the table names the class's own cells
     Kind.CLOSE_STDIN: Session._on_close_stdin,  # noqa: SLF001
     Kind.POLL: Session._on_poll,  # noqa: SLF001

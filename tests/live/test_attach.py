@@ -1,14 +1,24 @@
 """Children that outlive their owner, and clients that take them over."""
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import actors
+from broker.wire import Kind
 from tests.helpers import NOT_BLOCKED, alive, eventually, tag, tagged
-from tests.live.children import REST, arrived, drained, program, until
+from tests.live.children import (
+    HELPER_HOLDS_PIPES,
+    REST,
+    arrived,
+    drained,
+    program,
+    until,
+)
+from tests.live.driven import READER, Driven
 from tests.parts import client, serving
 
 pytestmark = pytest.mark.live
@@ -147,6 +157,37 @@ async def test_s43_a_living_owner_is_robbed_only_by_those_who_say_so(
         await one.aclose()
         assert alive(stolen.pid)
         await stolen.aclose()
+
+
+async def test_whoever_takes_a_run_over_is_told_of_its_end(tmp_path: Path) -> None:
+    where = f"ipc://{tmp_path}/brief/broker.sock"
+    with serving(where, grace=0.0):
+        async with engine_at(where) as one, engine_at(where) as two:
+            running = asyncio.ensure_future(one.run(program(REST)))
+            while not (found := await two.children()):
+                await asyncio.sleep(0)
+            stolen = await two.attach(found[0].id, steal=True)
+            with pytest.raises(actors.SessionOwned):
+                await running
+            await until(stolen, b"ready\n")
+            await stolen.signal(signal.SIGKILL)
+            status = await asyncio.wait_for(stolen.wait(), NOT_BLOCKED)
+            assert status.signal == signal.SIGKILL
+            await stolen.aclose()
+
+
+def test_the_broker_hears_of_an_end_once_no_capture_will_tell_it() -> None:
+    terms = {"reader": READER, "release": True}
+    argv = program(HELPER_HOLDS_PIPES, tag())
+    driven = Driven(argv, terms, post_exit_grace=None, leftover="keep")
+    child = Path(f"/proc/{driven.pid}")
+    eventually(lambda: not child.exists())
+    driven.ask(Kind.ATTACH, {"steal": True})
+    assert [said.kind for said in driven.until(Kind.REPLY)][-2:] == [
+        Kind.EXITED,
+        Kind.REPLY,
+    ]
+    driven.close()
 
 
 async def test_s43_an_engine_may_rob_its_own_handle(endpoint: str) -> None:
