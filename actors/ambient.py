@@ -56,7 +56,9 @@ class Surroundings:
         It is the same value as long as nothing has changed (18 us instead of 25).
         """
         limits = [_RAISED.get(n) or resource.getrlimit(n) for n in RLIMITS]
-        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        # To Linux each thread has its own; the program's is its main thread's, not
+        # that of a thread in which an engine runs.
+        nice = os.getpriority(os.PRIO_PROCESS, os.getpid())
         score = int(os.pread(self._score, 16, 0))
         facts = (_cwd(), self._umask(), limits, nice, score)
         env = _environment()

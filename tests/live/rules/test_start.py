@@ -6,6 +6,8 @@ import errno
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 import actors
 from tests.helpers import NOT_BLOCKED, gone, parent, tag, tagged
-from tests.live.children import DESCRIBES_ITSELF, REST, Opened, drained, program
+from tests.live.children import DESCRIBES_ITSELF, REST, ROOT, Opened, drained, program
 
 pytestmark = pytest.mark.live
 
@@ -188,6 +190,22 @@ async def test_s14_a_child_leads_a_session_with_three_descriptors(
     finally:
         os.umask(umask)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_s14_the_niceness_of_a_program_is_not_that_of_its_engines_thread() -> None:
+    script = """
+import os
+from actors import blocking
+with blocking.Engine() as engine:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    os.nice(5)
+    print(int(engine.run(["nice"]).text) - before)
+"""
+    command = [sys.executable, "-"]
+    done = subprocess.run(
+        command, input=script, capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert (done.stdout, done.stderr) == ("5\n", "")
 
 
 async def test_s14_the_engine_keeps_its_own_preferences_to_itself(
