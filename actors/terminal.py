@@ -258,7 +258,10 @@ def _spawn_first(launch: Launch, program: bytes, terminal: bytes) -> int:
 @contextmanager
 def _place(launch: Launch) -> Iterator[None]:
     """Stand where the child shall start, with its umask, for the time of the start."""
-    home = os.open("/proc/self/cwd", os.O_PATH | os.O_CLOEXEC)
+    try:
+        home = os.open("/proc/self/cwd", os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:  # no descriptor is to be had
+        raise SpawnFailed(error.errno or 0, "pty") from error
     mask = os.umask(launch.umask)
     try:
         _enter(launch.cwd)

@@ -202,7 +202,7 @@ def launch() -> Launch:
         here.close()
 
 
-@pytest.mark.parametrize("name", ["openpty", "dup", "ttyname"])
+@pytest.mark.parametrize("name", ["openpty", "dup", "ttyname", "open"])
 def test_s11_a_terminal_that_cannot_be_had_is_the_step_pty(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
