@@ -15,10 +15,15 @@ async def aside(work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     The loop's own executor would stay, and be waited for as the loop ends; by a pipe
     that goes from the loop of a process as soon as a forked copy of it has ended its
     own. Such a program would never end.
+
+    As the interpreter ends there are no new threads: then the loop is held up.
     """
     executor = ThreadPoolExecutor(1)
     try:
-        call = executor.submit(work, *args, **options)
+        try:
+            call = executor.submit(work, *args, **options)
+        except RuntimeError:
+            return work(*args, **options)
         return await asyncio.wrap_future(call)
     finally:
         executor.shutdown(wait=False)

@@ -103,6 +103,28 @@ def test_s55_an_engine_nobody_closed_ends_with_the_interpreter(warn: str) -> Non
     gone(word)
 
 
+LEAVES_DIRECTORIES = """
+import actors, sys
+engine = actors.blocking.Engine().__enter__()
+scope = engine.scope()
+(scope.scratch() / "file").touch()
+start = ["/bin/sh", "-c", "cat >/dev/null; echo up; exec sleep 150", sys.argv[1]]
+stop = ["/bin/sh", "-c", "cat >/dev/null; echo stopped >$0", sys.argv[2]]
+service = engine.service(actors.ServiceSpec("helper", "test", start, stop))
+"""
+
+
+def test_an_engine_nobody_closed_removes_its_directories(tmp_path: Path) -> None:
+    word, log = tag(), tmp_path / "log"
+    done = python("-W", "ignore", "-c", LEAVES_DIRECTORIES, word, str(log))
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    assert log.read_text() == "stopped\n"
+    gone(word)
+    root = Path(os.environ["XDG_RUNTIME_DIR"]) / "creche"
+    for of in ("scratch", "services"):
+        assert list((root / of).iterdir()) == []
+
+
 def test_s42_a_collected_engine_ends_its_children() -> None:
     word = tag()
     engine = Engine().__enter__()
