@@ -131,8 +131,7 @@ class Engine:
             return
         check_context()
         try:
-            if not portal.stopping:
-                portal.call(self._engine.aclose)
+            portal.close(self._engine.aclose, None)
         finally:
             portal.stop()
 
@@ -540,9 +539,7 @@ class Scope:
             ExceptionGroup: what failed, each with a note that names its session.
             WrongProcess: this is a forked copy, which owns nothing.
         """
-        if self._portal.here() and self._portal.stopping:
-            return 0  # the engine has ended them
-        return self._portal.call(self._close)
+        return self._portal.close(self._close, 0)
 
     async def _close(self) -> int:
         try:

@@ -361,9 +361,7 @@ class Child:
         Raises:
             EngineError: its tree could not be proven gone.
         """
-        if self._portal.here() and self._portal.stopping:
-            return  # the engine has ended it
-        self._portal.call(self._child.aclose)
+        self._portal.close(self._child.aclose, None)
 
     def __enter__(self) -> Self:
         return self
@@ -416,7 +414,7 @@ class Shell:
         Raises:
             EngineError: its tree could not be proven gone.
         """
-        self._portal.close(self._shell.aclose)
+        self._portal.close(self._shell.aclose, None)
 
     def __enter__(self) -> Self:
         return self
@@ -483,7 +481,7 @@ class Service:
         Raises:
             ServiceFailed, EngineError, BrokerLost: see there.
         """
-        self._portal.close(self._service.aclose)
+        self._portal.close(self._service.aclose, None)
 
     def __enter__(self) -> Self:
         return self

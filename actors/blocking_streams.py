@@ -57,7 +57,7 @@ class _Stream(Generic[T]):
     def aclose(self) -> None:
         """End it; harmless to repeat."""
         self._unread.clear()
-        self._portal.close(self._inner.aclose)
+        self._portal.close(self._inner.aclose, None)
 
     def __enter__(self) -> Self:
         return self
@@ -145,7 +145,7 @@ class Reader:
 
     def aclose(self) -> None:
         """Give the cursor up."""
-        self._portal.close(self._reader.aclose)
+        self._portal.close(self._reader.aclose, None)
 
 
 class Results(_Stream[Item]):

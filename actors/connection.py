@@ -70,6 +70,7 @@ class Connection:
         )
         self._process = os.getpid()
         self._open = False
+        self._closing: asyncio.Task[None] | None = None
 
     # -- opening and closing ----------------------------------------------------
 
@@ -102,10 +103,21 @@ class Connection:
         self._open = True
 
     async def close(self) -> None:
-        """End every child, and the private broker; harmless to repeat."""
-        if not self._open or not self.ours():
-            return
-        self._open = False
+        """End every child, and the private broker; harmless to repeat.
+
+        Whoever calls it returns once that is done; it goes on when they are cancelled.
+        """
+        if self._closing is None:
+            self._open = False
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has done all that it does."""
+        return self._closing is not None and self._closing.done()
+
+    async def _close(self) -> None:
         try:
             if self.link.lost is None:
                 # What stands still does not answer: the end of its lifelines ends it.
@@ -143,6 +155,9 @@ class Connection:
             *(self.end(record.id, None, timeout, release=True) for record in ours),
             return_exceptions=True,
         )
+        # What others have closed is to be gone as well: a scope, or a child.
+        if others := [asked.future for asked in self.link.asked(Kind.KILL)]:
+            await asyncio.wait(others)
 
     def ours(self) -> bool:
         """Return whether this is the process that opened it, not a forked copy."""
@@ -156,12 +171,24 @@ class Connection:
         """
         if not self.ours():
             raise errors.WrongProcess
-        if asyncio.get_running_loop() is not self.link.loop:
-            raise errors.RuntimeContext("this engine belongs to another event loop")
+        here: asyncio.AbstractEventLoop | None = None
+        with suppress(RuntimeError):  # a thread without one
+            here = asyncio.get_running_loop()
+        if here is not self.link.loop:
+            raise errors.RuntimeContext(self._elsewhere())
         if alive and not self._open:
             raise errors.BrokerLost("the engine is closed")
         if alive and self.link.lost is not None:
             raise self.link.lost
+
+    def _elsewhere(self) -> str:
+        if not self.link.loop.is_closed():
+            return "this engine belongs to another event loop"
+        # Its sockets are looked at by nobody any more, but hold until they are closed.
+        return (
+            "the event loop of this engine was closed before it: its children end once "
+            "it is collected, at the latest with this process"
+        )
 
     # -- what the broker tells unasked ------------------------------------------
 

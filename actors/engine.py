@@ -99,18 +99,22 @@ class Engine:
     async def aclose(self) -> None:
         """Stop every service, end every child, and the private broker.
 
-        Harmless to repeat.
+        Harmless to repeat: each call returns once all has ended. Cancelling it leaves
+        stop commands that did not run yet to the next engine; the rest goes on.
 
         Raises:
             ExceptionGroup: stop commands failed; everything has ended all the same.
+            RuntimeContext: it was called outside of the engine's loop.
         """
-        if self._opened is None:
+        connection = self._opened
+        if connection is None or not connection.ours() or connection.closed:
             return
+        connection.check(alive=False)
         try:
-            if self._services is not None and self._opened.ours():
+            if self._services is not None:
                 await self._services.close()
         finally:
-            await self._opened.close()
+            await connection.close()
 
     def _connection(self) -> Connection:
         if self._opened is None:

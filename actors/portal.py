@@ -92,7 +92,11 @@ class Portal:
             BrokerLost: the engine is closed.
         """
         task = _Task(call)
-        self._post(task.start)
+        if not self._posted(task.start):
+            raise errors.BrokerLost("the engine is closed")
+        return self._result(task, undo)
+
+    def _result(self, task: "_Task[T]", undo: Callable[[T], object] | None) -> T:
         try:
             wait_for(task.outcome)
         except BaseException:
@@ -103,14 +107,15 @@ class Portal:
         finally:
             del task  # an error's traceback leads to it, and it to the error
 
-    def _post(self, action: Callable[[], object]) -> None:
+    def _posted(self, action: Callable[[], object]) -> bool:
+        """Have the loop run `action`; return False if it takes none any more."""
         if not self.here():
             raise errors.WrongProcess
         check_context()
         with self._lock:  # what is posted before the stop is still run
-            if self._stopping:
-                raise errors.BrokerLost("the engine is closed")
-            self._loop.call_soon_threadsafe(action)
+            if not self._stopping:
+                self._loop.call_soon_threadsafe(action)
+            return not self._stopping
 
     def _interrupt(self, task: "_Task[T]", undo: Callable[[T], object] | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: so the task has ended
@@ -129,10 +134,18 @@ class Portal:
 
         return self.call(call, undo)
 
-    def close(self, aclose: Call[None]) -> None:
-        """Run a coroutine that ends a part of the resident, unless that has ended."""
-        if not self._stopping:
-            self.call(aclose)
+    def close(self, aclose: Call[T], ended: T) -> T:
+        """Run a coroutine that ends a part of the resident, and return what it returns.
+
+        Or `ended`, when the resident has ended and that part with it.
+
+        Raises:
+            WrongProcess, RuntimeContext: as for `call`.
+        """
+        if self._stopping and self.here():
+            return ended
+        task = _Task(aclose)
+        return self._result(task, None) if self._posted(task.start) else ended
 
     def stop(self) -> None:
         """Close the resident, end every task, and wait for it; harmless to repeat."""

@@ -23,6 +23,7 @@ import asyncio
 import os
 import socket
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -129,6 +130,7 @@ class Link:
         self._fd = -1
         self._renewer: threading.Thread | None = None
         self._stop_renewing = threading.Event()
+        self._finalizer: weakref.finalize[..., Link] | None = None
 
     # -- opening and closing ----------------------------------------------------
 
@@ -206,14 +208,18 @@ class Link:
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self.loop.add_reader(self._fd, self._drain)
         self._look_soon()
+        self._stop_renewing = threading.Event()
+        self._finalizer = weakref.finalize(
+            self, _abandoned, self._line, self._stop_renewing, self._socket
+        )
+        self._finalizer.atexit = False
 
     def _renew_every(self, renewal: float) -> None:
         """Show life from a thread.
 
         So it stops when the program is stopped, but not when its loop is busy.
         """
-        line, stop = self._line, threading.Event()
-        self._stop_renewing = stop
+        line, stop = self._line, self._stop_renewing
 
         def renew() -> None:
             while line is not None and not stop.wait(renewal):
@@ -336,6 +342,9 @@ class Link:
             self._socket.close()
             self._context.term()
             self._context = None
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            self._finalizer = None
         self._unsent.clear()
 
     # -- sending ----------------------------------------------------------------
@@ -442,6 +451,10 @@ class Link:
         )
         self._watch()
         return future
+
+    def asked(self, kind: Kind) -> list[Asked]:
+        """Return the requests of a kind that wait for their answer."""
+        return [asked for asked in self._waiting.values() if asked.kind is kind]
 
     def wait_again(self, request: int) -> "asyncio.Future[Message] | None":
         """Return a new future of an answer whose own was cancelled; None: it came."""
@@ -628,6 +641,19 @@ async def in_time(work: Coroutine[Any, Any, T], seconds: float) -> T:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _abandoned(
+    line: socket.socket | None, stop: threading.Event, requests: "zmq.Socket[Any]"
+) -> None:
+    """Let go of what nothing can reach any more: its loop was closed before it.
+
+    Collected with its socket, a ZeroMQ context would wait for that for ever.
+    """
+    stop.set()
+    if line is not None:
+        line.close()
+    requests.close()
 
 
 def _settle(

@@ -208,18 +208,19 @@ class Services:
         """Stop all of them, whoever uses them.
 
         Raises:
-            ExceptionGroup: what failed of that.
+            ExceptionGroup: what failed of that, unless an earlier call has told it.
         """
         self._closed = True
-        running = list(self._running.values())
-        for one in running:
+        running = self._running.copy()
+        for one in running.values():
             one.give_up("dropped")
         results = await asyncio.gather(
-            *(one.ended() for one in running), return_exceptions=True
+            *(one.ended() for one in running.values()), return_exceptions=True
         )
         failed = [
             result
-            for one, result in zip(running, results, strict=True)
+            for (key, one), result in zip(running.items(), results, strict=True)
+            if self._running.pop(key, None) is not None  # nobody was told
             if isinstance(result, Exception) and one.used
             if not isinstance(result, errors.BrokerLost)  # it is left, not lost
         ]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import actors
-from actors import RuntimeContext, WrongProcess, ignition, portal
+from actors import RuntimeContext, WrongProcess, embedded, ignition, portal
 from actors.blocking import Child, Engine
 from tests.helpers import NOT_BLOCKED, eventually, gone, tag, tagged
 from tests.live.children import REST, client, program
@@ -62,6 +62,51 @@ async def test_s55_a_blocking_call_in_a_running_loop_is_refused() -> None:
             engine.aclose()
     finally:
         await asyncio.to_thread(engine.aclose)
+
+
+def test_every_thread_that_closes_an_engine_returns_once_all_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop, threads, happened = embedded.Embedded.stop, 4, []
+    entered = threading.Barrier(threads)
+
+    async def held_up(self: embedded.Embedded) -> None:
+        await asyncio.to_thread(entered.wait, NOT_BLOCKED)
+        await stop(self)
+        happened.append("ended")
+
+    def close(number: int) -> None:
+        if number:  # the others come while the first one is at it
+            entered.wait(NOT_BLOCKED)
+        engine.aclose()
+        happened.append("returned")
+
+    monkeypatch.setattr(embedded.Embedded, "stop", held_up)
+    word = tag()
+    engine = Engine().__enter__()
+    engine.scope().spawn(program(REST, word))
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        list(pool.map(close, range(threads)))
+    assert happened == ["ended"] + threads * ["returned"]
+    gone(word)
+
+
+@pytest.mark.parametrize("what", ["engine", "scope", "child"])
+def test_to_close_what_another_thread_just_closed_is_harmless(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine().__enter__()
+    scope = engine.scope()
+    child = scope.spawn(["sleep", "150"])
+    close = {"engine": engine.aclose, "scope": scope.aclose, "child": child.aclose}
+    with concurrent.futures.ThreadPoolExecutor(1) as another:
+
+        def another_is_faster() -> None:
+            monkeypatch.undo()
+            another.submit(engine.aclose).result(NOT_BLOCKED)
+
+        monkeypatch.setattr(portal, "check_context", another_is_faster)
+        close[what]()
 
 
 def test_s55_an_engine_is_entered_once() -> None:

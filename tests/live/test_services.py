@@ -513,7 +513,20 @@ async def test_s50_an_engine_that_closes_stops_what_is_used_and_tells_what_faile
     (failed,) = caught.value.exceptions
     assert isinstance(failed, ServiceFailed)
     assert failed.status.code == 9
+    await engine.aclose()
     gone(helper.word)
+
+
+async def test_one_of_those_who_close_an_engine_is_told_what_failed(
+    helper: Helper,
+) -> None:
+    helper.stop = "exit 9"
+    engine = await Engine().__aenter__()
+    await engine.service(helper.spec())
+    told = await asyncio.gather(
+        engine.aclose(), engine.aclose(), engine.aclose(), return_exceptions=True
+    )
+    assert [type(one) for one in told] == [ExceptionGroup, type(None), type(None)]
 
 
 async def test_s50_a_lost_engine_leaves_the_stop_command_to_the_next(

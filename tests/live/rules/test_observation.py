@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 import actors
+from actors import connection, embedded
+from broker.link import Link
+from broker.wire import Kind
 from tests.helpers import NOT_BLOCKED, alive, eventually, gone, tag, tagged
 from tests.live.children import (
     CLIENT,
@@ -47,6 +50,118 @@ async def test_s55_an_engine_belongs_to_the_loop_that_entered_it() -> None:
             await engine.__aenter__()
     with pytest.raises(actors.RuntimeContext):
         await actors.Engine().children()
+
+
+async def test_what_is_called_outside_of_the_engines_loop_is_refused() -> None:
+    async with actors.Engine() as engine:
+        scope = engine.scope()
+        child = await scope.spawn(program(REST, tag()))
+        elsewhere_too = (engine.aclose, scope.aclose)
+        for call in elsewhere_too:
+            with pytest.raises(actors.RuntimeContext, match="another event loop"):
+                await asyncio.to_thread(elsewhere, call)
+        for plain in (
+            engine.scope,
+            engine.events,
+            lambda: engine.map([["true"]]),
+            scope.pause,
+            scope.resume,
+            scope.events,
+            child.events,
+            child.reader,
+        ):
+            with pytest.raises(actors.RuntimeContext, match="another event loop"):
+                await asyncio.to_thread(plain)
+        assert (await engine.run(["echo", "on"])).text == "on\n"
+    await asyncio.to_thread(elsewhere, engine.aclose)  # nothing is left to do
+
+
+LOOP_CLOSED_FIRST = (
+    CLIENT
+    + """
+import gc
+async def main():
+    settings = actors.Settings(on_hung="kill")
+    engine = await actors.Engine(settings=settings).__aenter__()
+    await engine.scope().spawn(["sleep", "150"], arg0=input())
+    return engine
+engine = asyncio.run(main())
+try:
+    asyncio.run(engine.aclose())
+except actors.RuntimeContext as refused:
+    print(refused, flush=True)
+del engine
+gc.collect()
+print("collected", flush=True)
+sys.stdin.read()
+"""
+)
+
+
+def test_an_engine_whose_loop_was_closed_ends_as_it_is_collected() -> None:
+    word = tag()
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", LOOP_CLOSED_FIRST],
+        env={**os.environ, "PYTHONPATH": ROOT},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as left:
+        assert left.stdin is not None
+        assert left.stdout is not None
+        left.stdin.write(f"{word}\n".encode())
+        left.stdin.flush()
+        assert b"closed before" in left.stdout.readline()
+        assert left.stdout.readline() == b"collected\n"
+        gone(word)
+
+
+async def test_whoever_closes_an_engine_returns_once_all_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop, held, go = embedded.Embedded.stop, asyncio.Event(), asyncio.Event()
+    happened = []
+
+    async def held_up(self: embedded.Embedded) -> None:
+        held.set()
+        await go.wait()
+        await stop(self)
+        happened.append("ended")
+
+    async def close() -> None:
+        await engine.aclose()
+        happened.append("returned")
+
+    monkeypatch.setattr(embedded.Embedded, "stop", held_up)
+    engine = await actors.Engine().__aenter__()
+    given_up = asyncio.create_task(close())
+    await held.wait()
+    given_up.cancel()
+    others = [asyncio.create_task(close()) for _ in range(2)]
+    asyncio.get_running_loop().call_soon(go.set)
+    await asyncio.gather(*others)
+    assert given_up.cancelled()
+    assert happened == ["ended", "returned", "returned"]
+    await engine.aclose()
+
+
+async def test_an_engine_that_closes_waits_for_a_scope_that_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ask, asked = Link.ask, asyncio.Event()
+
+    def tell(self: Link, kind: Kind, *args: Any, **options: Any) -> Any:
+        if kind is Kind.KILL:
+            asked.set()
+        return ask(self, kind, *args, **options)
+
+    monkeypatch.setattr(Link, "ask", tell)
+    monkeypatch.setattr(connection, "CLOSE_MARGIN", NOT_BLOCKED)
+    async with actors.Engine() as engine:
+        scope = engine.scope()
+        await scope.spawn(["sleep", "150"])
+        closing = asyncio.create_task(scope.aclose())
+        await asked.wait()
+    assert await closing == 1
 
 
 def test_s55_a_program_may_come_from_stdin() -> None:
