@@ -45,7 +45,8 @@ _SOCKET_PATH_MAX: Final = 107
 """Bytes of a path in `sockaddr_un`, its final zero not counted."""
 _SOCKET_NAME_MAX: Final = _SOCKET_PATH_MAX - len("/proc/self/fd/1234567/")
 """Bytes of a socket's name that can be reached through any descriptor."""
-_BACKLOG: Final = 128
+_BACKLOG: Final = 4096
+"""Clients that may wait to be accepted; Linux has a bound too, 4096 since 5.4."""
 _ELSEWHERE: Final = "choose a private directory, as endpoint or XDG_RUNTIME_DIR"
 _NEWBORN: Final = 60.0
 """Seconds for which an unlocked run directory may belong to an engine that starts."""

@@ -41,7 +41,7 @@ DRAIN: Final = 256
 QUEUE: Final = 1000
 """Messages libzmq holds per direction; more wait in this process."""
 RETRY: Final = 0.002
-"""Seconds until a full queue is tried again."""
+"""Seconds until a full queue is tried again, ours or the broker's."""
 HELLO_TIMEOUT: Final = 10.0
 """Seconds that a client waits for its ticket and its welcome."""
 ROUNDS: Final = 5
@@ -185,12 +185,25 @@ class Link:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         line.setblocking(False)
         self._line = line
-        await self.loop.sock_connect(line, self._directory.path(auth.LIFELINE_SOCKET))
+        while not self._queued(line):  # noqa: ASYNC110 - nobody is told of room
+            await asyncio.sleep(RETRY)
         ticket = await self.loop.sock_recv(line, TICKET)
         if len(ticket) != TICKET:
             raise ConnectionResetError("the broker closed the lifeline")
         self.loop.add_reader(line, self._on_line)
         return ticket
+
+    def _queued(self, line: socket.socket) -> bool:
+        """Connect a lifeline; return False if too many wait to be accepted.
+
+        asyncio would take that for a connection on its way, and a socket without one
+        for connected.
+        """
+        try:
+            line.connect(self._directory.path(auth.LIFELINE_SOCKET))
+        except BlockingIOError:
+            return False
+        return True
 
     def _connect(self) -> None:
         path = self._directory.path(self._name)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +290,16 @@ def test_a_socket_whose_backlog_is_full_is_live(directory: RunDirectory) -> None
         client.connect(path)
         with pytest.raises(AlreadyRunning):
             directory.listen(b"broker.sock")
+
+
+def test_many_clients_may_come_before_one_is_accepted(directory: RunDirectory) -> None:
+    most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    with ExitStack() as stack:
+        stack.enter_context(directory.listen(b"broker.sock"))
+        for _ in range(min(300, most)):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            client.connect(directory.path(b"broker.sock"))
 
 
 def test_a_dead_socket_is_replaced_only_with_the_lock(directory: RunDirectory) -> None:

@@ -9,7 +9,7 @@ import struct
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,34 @@ async def test_who_does_not_answer_in_time_is_not_waited_for() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended == ["cancelled"] * 2
+
+
+async def test_a_client_that_finds_a_full_queue_waits_for_its_turn(
+    endpoint: str,
+) -> None:
+    directory = auth.RunDirectory.create(os.path.dirname(auth.endpoint_path(endpoint)))
+    link = Link(endpoint, lambda _: None, lambda: None)
+    with ExitStack() as stack:
+        stack.callback(link.close)
+        stack.callback(directory.close)
+        queue = stack.enter_context(socket.socket(socket.AF_UNIX))
+        lifeline, ahead = directory.path(auth.LIFELINE_SOCKET), list[socket.socket]()
+        queue.bind(lifeline)
+        queue.listen(0)
+        queue.settimeout(NOT_BLOCKED)
+        with suppress(BlockingIOError):
+            while True:
+                client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(lifeline)
+                ahead.append(client)
+        taking = asyncio.ensure_future(link._take_ticket())
+        await asyncio.sleep(0)  # it finds no room
+        for _ in ahead:
+            queue.accept()[0].close()
+        line = stack.enter_context((await asyncio.to_thread(queue.accept))[0])
+        line.send(TICKET * b"t")
+        assert await taking == TICKET * b"t"
 
 
 # -- the broker itself ----------------------------------------------------------
