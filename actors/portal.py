@@ -23,7 +23,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from broker import errors
@@ -92,20 +91,25 @@ class Portal:
             BrokerLost: the engine is closed.
         """
         task = _Task(call)
-        if not self._posted(task.start):
-            raise errors.BrokerLost("the engine is closed")
-        return self._result(task, undo)
-
-    def _result(self, task: "_Task[T]", undo: Callable[[T], object] | None) -> T:
         try:
-            wait_for(task.outcome)
-        except BaseException:
-            self._interrupt(task, undo)
-            raise
-        try:
+            if not self._run(task, undo):
+                raise errors.BrokerLost("the engine is closed")
             return task.outcome.result()
         finally:
             del task  # an error's traceback leads to it, and it to the error
+
+    def _run(self, task: "_Task[T]", undo: Callable[[T], object] | None) -> bool:
+        """Wait until a task has ended; return False if the loop takes none any more."""
+        try:
+            if not self._posted(task.start):
+                return False
+            wait_for(task.outcome)
+        except errors.EngineError:  # it was refused
+            raise
+        except BaseException:
+            self._interrupt(task, undo)
+            raise
+        return True
 
     def _posted(self, action: Callable[[], object]) -> bool:
         """Have the loop run `action`; return False if it takes none any more."""
@@ -118,8 +122,10 @@ class Portal:
             return not self._stopping
 
     def _interrupt(self, task: "_Task[T]", undo: Callable[[T], object] | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: so the task has ended
+        try:
             self._loop.call_soon_threadsafe(task.cancel)
+        except RuntimeError:  # the loop is closed: so the task has ended, if it began
+            return
         wait_for(task.outcome)
         if undo is not None and task.outcome.exception() is None:
             undo(task.outcome.result())
@@ -145,7 +151,10 @@ class Portal:
         if self._stopping and self.here():
             return ended
         task = _Task(aclose)
-        return self._result(task, None) if self._posted(task.start) else ended
+        try:
+            return task.outcome.result() if self._run(task, None) else ended
+        finally:
+            del task  # as in `call`
 
     def stop(self) -> None:
         """Close the resident, end every task, and wait for it; harmless to repeat."""
@@ -205,8 +214,10 @@ class _Task(Generic[T]):
 
     def cancel(self) -> None:
         """Cancel it behind its first step: what goes on by itself has begun by then."""
-        assert self._task is not None
-        self._task.get_loop().call_soon(self._task.cancel)
+        if self._task is None:  # its caller was interrupted before it was posted
+            self.outcome.set_exception(errors.BrokerLost("it never began"))
+        else:
+            self._task.get_loop().call_soon(self._task.cancel)
 
 
 def wait_for(outcome: "Future[Any]") -> None:

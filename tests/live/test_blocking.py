@@ -243,6 +243,25 @@ def interrupted_as_it_comes(call: Callable[[], Any]) -> None:
             call()
 
 
+@pytest.mark.parametrize("posted", [True, False])
+def test_a_call_interrupted_around_its_start_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, *, posted: bool
+) -> None:
+    post, word = portal.Portal._posted, tag()
+
+    def interrupted(self: portal.Portal, action: Callable[[], object]) -> bool:
+        if posted:
+            post(self, action)
+        raise KeyboardInterrupt
+
+    with Engine() as engine, engine.scope() as scope:
+        with monkeypatch.context() as patch:
+            patch.setattr(portal.Portal, "_posted", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                scope.spawn(program(REST, word))
+        assert scope.children() == []
+
+
 def test_s56_what_came_as_its_thread_was_interrupted_is_not_lost() -> None:
     with Engine() as engine, engine.scope() as scope:
         child = scope.spawn(["cat"], stdin="pipe")
