@@ -264,7 +264,7 @@ class Engine:
             return await self._engine.service(spec, cancel=watch)
 
         def undo(service: actors.services.service.Service) -> None:
-            portal.call(service.aclose)
+            portal.close(service.aclose, None)
 
         return Service(portal, portal.call(lambda: _watched(cancel, start), undo))
 
@@ -285,7 +285,7 @@ class Engine:
 
         def undo(services: list[actors.services.service.Service]) -> None:
             for service in reversed(services):
-                portal.call(service.aclose)
+                portal.close(service.aclose, None)
 
         found = portal.call(lambda: _watched(cancel, start), undo)
         return [Service(portal, service) for service in found]
@@ -303,7 +303,7 @@ class Engine:
         portal = self._portal
 
         def undo(child: actors.child.Child) -> None:
-            portal.call(lambda: _give_up(child))
+            portal.close(lambda: _give_up(child), None)
 
         call = lambda: self._engine.attach(session_id, steal=steal)  # noqa: E731
         return Child(portal, portal.call(call, undo))
@@ -317,7 +317,7 @@ class Engine:
         portal = self._portal
 
         def undo(child: actors.child.Child) -> None:
-            portal.call(child.aclose)
+            portal.close(child.aclose, None)
 
         return Child(portal, portal.call(lambda: self._engine.visit(session_id), undo))
 
@@ -464,7 +464,7 @@ class Scope:
         portal = self._portal
 
         def undo(shell: actors.shell.Shell) -> None:
-            portal.call(shell.aclose)
+            portal.close(shell.aclose, None)
 
         call = lambda: self._scope.shell(argv, **options)  # noqa: E731 - one call
         return Shell(portal, portal.call(call, undo))
@@ -598,7 +598,7 @@ def _spawn(
     options: dict[str, Any],
 ) -> Child:
     def undo(child: actors.child.Child) -> None:
-        portal.call(child.aclose)
+        portal.close(child.aclose, None)
 
     return Child(portal, portal.call(lambda: owner.spawn(argv, **options), undo))
 

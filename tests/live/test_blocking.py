@@ -262,6 +262,25 @@ def test_a_call_interrupted_around_its_start_leaves_nothing(
         assert scope.children() == []
 
 
+def test_an_interruption_is_raised_though_the_engine_is_closed_meanwhile() -> None:
+    with Engine() as engine, engine.scope() as scope:
+        opened = engine._portal
+
+        def wait_for(outcome: "concurrent.futures.Future[Any]") -> None:
+            concurrent.futures.wait((outcome,))
+            if not opened._stopping:
+                opened._stopping = True  # another thread has just begun to close it
+                raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(portal, "wait_for", wait_for)
+            try:
+                with pytest.raises(KeyboardInterrupt):
+                    scope.spawn(["sleep", "150"])
+            finally:
+                opened._stopping = False
+
+
 def test_s56_what_came_as_its_thread_was_interrupted_is_not_lost() -> None:
     with Engine() as engine, engine.scope() as scope:
         child = scope.spawn(["cat"], stdin="pipe")
