@@ -64,13 +64,13 @@ class Connection:
         self._owner = owner
         self._operator = operator
         self._embedded = None if self.shared else _embedded()
-        self._surroundings = Surroundings()
         self.scratches = Scratches(
             _scratch_root(settings, endpoint), owner, settings.kill_timeout
         )
         self._process = os.getpid()
         self._open = False
         self._closing: asyncio.Task[None] | None = None
+        self._surroundings = Surroundings()  # at last: it holds files
 
     # -- opening and closing ----------------------------------------------------
 

@@ -80,10 +80,10 @@ class Engine:
     async def __aenter__(self) -> Self:
         if self._opened is not None:
             raise errors.RuntimeContext("an engine is entered once")
+        trees = await end_left()
         connection = Connection(
             self._endpoint, self._key, self._settings, operator=self._operator
         )
-        trees = await end_left()
         await connection.open()
         self._opened = connection
         try:

@@ -149,10 +149,10 @@ class Link:
             BrokerLost: nobody answers.
             ProtocolError: the broker refuses this client.
         """
-        key = self._directory.operator_key() if operator else None
-        self._hello = {"owner": owner, "operator": key, "lease": lease}
         self._renewal = renewal
         try:
+            key = self._directory.operator_key() if operator else None
+            self._hello = {"owner": owner, "operator": key, "lease": lease}
             await in_time(self._join(), HELLO_TIMEOUT)
         except (OSError, TimeoutError) as error:
             self.close()

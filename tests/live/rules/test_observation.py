@@ -164,6 +164,24 @@ async def test_an_engine_that_closes_waits_for_a_scope_that_does(
     assert await closing == 1
 
 
+async def test_an_engine_given_up_before_it_is_there_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def given_up() -> None:
+        raise asyncio.CancelledError
+
+    without_key = tmp_path / "without"
+    without_key.mkdir(0o700)
+    operator = actors.Engine(f"ipc://{without_key}/broker.sock", operator=True)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(actors.InvalidRequest, match="is missing"):
+        await operator.__aenter__()
+    monkeypatch.setattr("actors.engine.end_left", given_up)
+    with pytest.raises(asyncio.CancelledError):
+        await actors.Engine().__aenter__()
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_s55_a_program_may_come_from_stdin() -> None:
     script = (
         CLIENT
