@@ -57,6 +57,7 @@ class Connection:
         self.paused: set[str] = set()
         self.rooms: dict[str, Room] = {}
         self.timeouts: dict[str, Timeouts] = {}
+        self.guards: set[asyncio.Task[None]] = set()
         self._watching: weakref.WeakSet[LifecycleStream] = weakref.WeakSet()
         self._starting: dict[str, str | None] = {}
         self.shared = endpoint is not None
@@ -125,6 +126,8 @@ class Connection:
                     async with asyncio.timeout(self._patience()):
                         await self._release_all()
         finally:
+            for guard in self.guards:  # what cancels a scope may never fire
+                guard.cancel()
             for record in self._all():
                 record.released = True
                 record.fail(errors.BrokerLost("the engine is closed"))

@@ -48,6 +48,8 @@ class Scope:
         self._closing: asyncio.Task[None] | None = None
         if cancel is not None:
             self._guard = asyncio.ensure_future(self._close_on(cancel))
+            connection.guards.add(self._guard)
+            self._guard.add_done_callback(connection.guards.discard)
 
     async def __aenter__(self) -> Self:
         return self

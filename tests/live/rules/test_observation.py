@@ -182,6 +182,15 @@ async def test_an_engine_given_up_before_it_is_there_leaves_no_descriptor(
     assert os.listdir("/proc/self/fd") == before
 
 
+async def test_an_engine_that_is_closed_leaves_no_task() -> None:
+    never = asyncio.Event()
+    async with actors.Engine() as engine:
+        await engine.scope(cancel=never).spawn(["sleep", "150"])
+        assert len(asyncio.all_tasks()) > 1
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 def test_s55_a_program_may_come_from_stdin() -> None:
     script = (
         CLIENT
