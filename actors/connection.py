@@ -450,7 +450,14 @@ class Connection:
         return visited[0]
 
     def leave(self, record: Record) -> None:
-        """End a visit; harmless to repeat. The session goes on."""
+        """End a visit; harmless to repeat. The session goes on.
+
+        Raises:
+            WrongProcess, RuntimeContext: see `check`.
+        """
+        if record.released:
+            return
+        self.check(alive=False)
         let_go(self.link, record)
         record.released = True
         record.fail(errors.SessionNotFound("this visit of the session is over"))

@@ -114,6 +114,19 @@ async def test_the_end_of_a_visit_harms_nothing(endpoint: str) -> None:
         assert alive(child.pid)
 
 
+async def test_a_visit_ends_in_its_own_loop_alone(endpoint: str) -> None:
+    async with actors.Engine(endpoint) as engine:
+        child = await engine.spawn(program(REST))
+        visited = await engine.visit(child.id)
+        waiting = asyncio.ensure_future(visited.wait(NOT_BLOCKED))
+        await asyncio.sleep(0)
+        with pytest.raises(actors.RuntimeContext):
+            await asyncio.to_thread(lambda: asyncio.run(visited.aclose()))
+        await child.kill()
+        assert (await waiting).cause == "killed"
+    await asyncio.to_thread(lambda: asyncio.run(visited.aclose()))
+
+
 async def test_a_cancelled_visit_leaves_nothing(endpoint: str) -> None:
     async with actors.Engine(endpoint) as owner:
         child = await owner.spawn(program(REST))
