@@ -1,5 +1,6 @@
 """What the verbs share: values people write, and how to say things."""
 
+import io
 import os
 import re
 import sys
@@ -233,10 +234,11 @@ def broker(endpoint: str | None) -> str:
 
 
 def command(argv: Sequence[str]) -> str:
-    """Return a command in one line, as a shell would take it."""
+    """Return a command in one line, as a shell would take it; odd bytes as escapes."""
     import shlex  # noqa: PLC0415 - see the package's docstring
 
-    return " ".join(shlex.join(argv).split())
+    line = " ".join(shlex.join(argv).split())
+    return line.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def end(status: "ExitStatus") -> str:
@@ -297,6 +299,9 @@ def open_streams() -> None:
 
     The next file opened would take its number, and get a child's output. This one
     refuses what a closed one does: to be read, or written to.
+
+    From then on stdout has an escape for a character that its encoding lacks, as stderr
+    does: an argument that is no text, for one, of somebody's session.
     """
     refusing = enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY))
     for fd, mode in refusing:
@@ -308,6 +313,8 @@ def open_streams() -> None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:  # of words nobody wants to hear there is no trouble
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def tell(text: str, *, err: bool = False) -> None:

@@ -186,6 +186,20 @@ def test_a_table_of_sessions(broker: str) -> None:
         assert len(said("ps", "-a", "--scope", "build").splitlines()) == 2
 
 
+@pytest.mark.parametrize("look", [("ps",), ("top", "--count", "1")])
+def test_an_argument_that_is_no_text_is_shown_by_its_bytes(
+    look: tuple[str, ...], broker: str
+) -> None:
+    """Also where stdout refuses what the locale cannot say, as most do."""
+    with blocking.Engine(broker) as engine:
+        with engine.spawn([*program(REST), b"\xff"]):
+            shown = said(*look, env={"PYTHONIOENCODING": "utf-8:strict"})
+            assert shown.rstrip().endswith(" '\\xff'")
+        with engine.spawn([*program(REST), "\u20ac"]):
+            shown = said(*look, env={"PYTHONIOENCODING": "latin-1:strict"})
+            assert shown.rstrip().endswith(" '\\u20ac'")
+
+
 def test_what_happens_is_told_line_by_line(broker: str) -> None:
     began = time.time()  # noqa: TID251 - a date
     number = left("--", "sleep", "99")
