@@ -268,7 +268,7 @@ class Toolbox:
             return {
                 "session_id": number,
                 "cmd": session.cmd,
-                "workdir": now.cwd,
+                "workdir": tools.directory(now.cwd),
                 "tty": now.tty is not None,
                 "pid": session.child.pid,
                 "state": "running" if now.status is None else "ended",

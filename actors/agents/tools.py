@@ -432,6 +432,11 @@ def observation(
     return {**told, **exit_code(seen.status)}
 
 
+def directory(path: str) -> str:
+    """Return a path as a text that JSON can carry: odd bytes of it as escapes."""
+    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def exit_code(status: ExitStatus | None) -> dict[str, int]:
     """Return the part of a result that tells a command's end.
 

@@ -299,6 +299,18 @@ async def test_sessions_are_listed_until_their_end_is_told() -> None:
         assert (await tool.call("list_sessions"))["sessions"] == []
 
 
+async def test_a_directory_whose_name_is_no_text_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(directory)
+    monkeypatch.chdir(os.fsdecode(directory))
+    async with within() as tool:
+        await tool.session("exec sleep 99")
+        (row,) = (await tool.call("list_sessions"))["sessions"]
+    assert row["workdir"] == f"{tmp_path}/\\xff"
+
+
 async def test_a_terminal_is_resized_and_a_pipe_is_not() -> None:
     async with within() as tool:
         terminal = await tool.session("read line; stty size", tty=True)

@@ -252,6 +252,10 @@ def test_output_that_was_not_kept_is_told_and_counted() -> None:
     assert told["original_token_count"] == 1 + 11
 
 
+def test_a_directory_is_told_as_text_whatever_its_bytes() -> None:
+    assert tools.directory("/ä/\udcff") == "/ä/\\xff"
+
+
 # -- errors -----------------------------------------------------------------------
 
 
