@@ -13,6 +13,7 @@ A result is a document with the names that agents know. `session_id` is there wh
 command runs, `exit_code` once it has ended: never both.
 """
 
+import errno
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -472,6 +473,11 @@ def sentence(error: EngineError, session_id: int | None) -> str:
             )
         case NotATerminal():
             return f"session_id: {session_id} has no terminal: start it with tty"
+        case SpawnFailed(errno=errno.E2BIG) | InvalidRequest(field="argv"):
+            return (
+                "cmd: is longer than the system takes as one argument: write it to a "
+                "file in parts, and run that"
+            )
         case SpawnFailed():
             return f"{_STEPS.get(error.step, error.step)}: {error}"
         case _:

@@ -217,6 +217,13 @@ async def test_a_flood_is_cut_and_its_size_is_told() -> None:
     assert told["original_token_count"] == 100 * 16 * 4096 // 4
 
 
+@pytest.mark.parametrize("size", [200_000, 9_000_000], ids=["exec", "wire"])
+async def test_a_command_line_that_is_too_long_is_told_by_its_name(size: int) -> None:
+    async with within() as tool:
+        why = await tool.refusal("exec_command", cmd="true " + "#" * size)
+    assert why.startswith("cmd: is longer than the system takes")
+
+
 # -- sessions ---------------------------------------------------------------------
 
 

@@ -266,6 +266,11 @@ def test_a_directory_is_told_as_text_whatever_its_bytes() -> None:
         (NotATerminal(), "session_id: 7 has no terminal"),
         (SpawnFailed(2, "cwd", "/no"), "workdir: cannot use working directory '/no'"),
         (SpawnFailed(2, "exec", "/no"), "shell: cannot execute '/no'"),
+        (SpawnFailed(7, "exec", "/bin/sh"), "cmd: is longer than the system takes"),
+        (
+            InvalidRequest("argv", "is too large"),
+            "cmd: is longer than the system takes",
+        ),
         (SpawnFailed(11, "fork", "/no"), "fork: cannot start a process"),
         (BrokerLost(), "The broker is gone"),
     ],
