@@ -45,6 +45,11 @@ class Answer(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class _Untold(NamedTuple):
+    text: str
+    dropped_bytes: int
+
+
 class Session:
     """A session that a client may name.
 
@@ -60,6 +65,7 @@ class Session:
         self.told: actors.PollResult | None = None
         self._turn = asyncio.Lock()
         self._yielding = asyncio.Event()
+        self._untold = _Untold("", 0)
 
     async def poll(self, data: str, wait: float) -> actors.PollResult:
         """Write, and return what there is at the command's end or after `wait` seconds.
@@ -72,9 +78,20 @@ class Session:
             seen = await self.child.poll(
                 data, wait=wait, mode="completion", yield_on=yielding
             )
+            self._keep(seen)
+            while seen.status is not None and seen.more:  # one answer has its bound
+                seen = await self.child.poll(wait=0)
+                self._keep(seen)
+            seen = replace(seen, **self._untold._asdict())
+            self._untold = _Untold("", 0)
             if seen.done:
                 self.told = seen
             return seen
+
+    def _keep(self, seen: actors.PollResult) -> None:
+        """Keep what is not told yet: whoever asked may be cancelled before it is."""
+        text, dropped = self._untold
+        self._untold = _Untold(text + seen.text, dropped + seen.dropped_bytes)
 
     @asynccontextmanager
     async def _my_turn(self) -> AsyncIterator[asyncio.Event]:

@@ -16,6 +16,7 @@ from mcp import Client, StdioServerParameters
 import actors
 from actors import ignition
 from actors.agents import server as mcp_server, toolbox, tools
+from actors.outlet import MOST_PIECES
 from tests.helpers import (
     NOT_BLOCKED,
     end,
@@ -222,6 +223,28 @@ async def test_a_command_line_that_is_too_long_is_told_by_its_name(size: int) ->
     async with within() as tool:
         why = await tool.refusal("exec_command", cmd="true " + "#" * size)
     assert why.startswith("cmd: is longer than the system takes")
+
+
+async def test_output_in_very_many_pieces_is_told_with_the_end() -> None:
+    """A poll gives no more than a number of pieces, and a command may leave more."""
+    lines = MOST_PIECES + 500
+    code = (
+        "import array, fcntl, os, termios\n"
+        f"for n in range({lines}):\n"
+        "    left = array.array('i', [1])\n"
+        "    while left[0]:  # it was not read yet\n"
+        "        fcntl.ioctl(2 - n % 2, termios.FIONREAD, left)\n"
+        "    os.write(1 + n % 2, b'%d\\n' % n)\n"
+    )
+    async with within() as tool:
+        told = await tool.call(
+            "exec_command",
+            cmd=line(python(code)),
+            yield_time_ms=LONG,
+            max_output_tokens=1_000_000,
+        )
+    assert (told.get("exit_code"), "session_id" in told) == (0, False)
+    assert [int(n) for n in told["output"].splitlines()] == list(range(lines))
 
 
 # -- sessions ---------------------------------------------------------------------
