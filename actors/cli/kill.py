@@ -84,7 +84,8 @@ def _line(fact: dict[str, Any]) -> str:
     if fact["survivors"]:
         left = ", ".join(f"{s['pid']} ({s['state']})" for s in fact["survivors"])
         return f"{word}: still alive: {left}"
-    if not fact["signalled"]:
+    # SIGTERM alone is not among the signals that are counted.
+    count = max(fact["signalled"], fact["reaped"])
+    if not count:
         return f"{word}: nothing was left of it"
-    count = fact["signalled"]
     return f"{word}: {count} process{'es' if count > 1 else ''} ended"

@@ -402,8 +402,10 @@ def test_a_kill_with_grace_asks_first(broker: str) -> None:
     number = left("--", "sh", "-c", "trap 'echo bye; exit 4' TERM; echo up; read x")
     polite = left("--interactive", "--", "sh", "-c", POLITE)
     soon(lambda: said("logs", polite) == "up\n")
-    assert creche("kill", "--grace", "10s", number, polite).returncode == 0
+    told = said("kill", "--grace", "10s", number, polite).splitlines()
+    assert told[1] == f"{polite}: 1 process ended"
     assert creche("wait", polite).returncode == 4
+    assert said("kill", polite) == f"{polite}: nothing was left of it\n"
 
 
 POLITE = "trap 'exit 4' TERM; echo up; while :; do sleep 1; done"
