@@ -62,7 +62,16 @@ class Person:
         cls, *words: str, rows: int = 10, cols: int = 50, **env: str
     ) -> Iterator[Self]:
         """Run `creche` for a block; it has to have ended by then, or is killed."""
-        person = cls([*CRECHE, *words], TtySize(rows, cols), env)
+        with cls.before([*CRECHE, *words], rows, cols, **env) as person:
+            yield person
+
+    @classmethod
+    @contextmanager
+    def before(
+        cls, command: list[str], rows: int, cols: int, **env: str
+    ) -> Iterator[Self]:
+        """Run any command for a block; it has to have ended by then, or is killed."""
+        person = cls(command, TtySize(rows, cols), env)
         try:
             yield person
         finally:

@@ -3,11 +3,11 @@
 import os
 import stat
 from collections.abc import AsyncIterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from actors.batch.jobs import BadJob, Job, Template, of_line
-from actors.console.stdio import readable
+from actors.console import stdio
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,6 +146,7 @@ def _opened(path: str) -> "Iterator[int]":
         fd = os.open(path, flags)
     except OSError as refused:
         raise BadJob(f"{path}: {refused.strerror}") from refused
+    os.set_blocking(fd, False)
     try:
         yield fd
     finally:
@@ -154,11 +155,12 @@ def _opened(path: str) -> "Iterator[int]":
 
 async def _read(fd: int, path: str) -> bytes:
     """Return what comes next, waiting for it; nothing at the end."""
-    while True:
-        try:
-            await readable(fd)
-            return os.read(fd, PIECE)
-        except BlockingIOError:
-            continue  # another reader of the same file was faster
-        except OSError as broken:
-            raise BadJob(f"{_name(path)}: {broken.strerror}") from broken
+    try:
+        if path == STDIN:
+            return await stdio.take()
+        while True:
+            await stdio.readable(fd)
+            with suppress(BlockingIOError):  # another reader of a FIFO was faster
+                return os.read(fd, PIECE)
+    except OSError as broken:
+        raise BadJob(f"{_name(path)}: {broken.strerror}") from broken

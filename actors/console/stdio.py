@@ -5,15 +5,25 @@ hours, and signals are to get through meanwhile.
 """
 
 import asyncio
+import errno
+import fcntl
 import os
 import select
+import socket
+import stat
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
 from typing import Final
 
 STDIN, STDOUT, STDERR = range(3)
 NAMES: Final = ("stdin", "stdout", "stderr")
 PIECE: Final = 64 * 1024
 """Bytes read from stdin at once: what one message to a worker carries."""
+GLANCE: Final = 0.2
+"""Seconds until who is behind a shell looks again whether typed input is for it."""
+MASTER: Final = os.makedev(5, 2)
+"""The device of a terminal's other side, where its emulator is."""
 
 
 ATOMIC: Final = 4096
@@ -61,14 +71,81 @@ def write(fd: int, data: bytes) -> None:
 
 async def read() -> bytes:
     """Return what is on stdin next, waiting for it; nothing at its end."""
+    try:
+        return await take()
+    except OSError:
+        return b""  # closed, or the terminal of others: nothing to read
+
+
+async def take() -> bytes:
+    """Return what is on stdin next, as `read` does.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    receive = _receive()
     while True:
         await readable(STDIN)
+        if not _in_front():
+            await asyncio.sleep(GLANCE)
+            continue
         try:
-            return os.read(STDIN, PIECE)
+            return receive()
         except BlockingIOError:
             continue  # another reader of the same file was faster
-        except OSError:
-            return b""  # closed, or the terminal of others: nothing to read
+
+
+@cache
+def _receive() -> Callable[[], bytes]:
+    """Return what reads from stdin at once, or raises BlockingIOError.
+
+    Of those who share the file all are woken, and one finds something. Its flags are
+    theirs as well, so it is opened anew, or asked for this one time. Files that are
+    neither have no need of it: what is in them is there.
+
+    Raises:
+        OSError: stdin is closed, or there to be written.
+    """
+    mode = _mode()
+    if stat.S_ISSOCK(mode):
+        again = socket.socket(fileno=os.dup(STDIN))
+        return partial(again.recv, PIECE, socket.MSG_DONTWAIT)
+    fd = STDIN
+    if stat.S_ISFIFO(mode) or _is_terminal():
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        with suppress(OSError):  # it is another user's, or there is no /proc
+            fd = os.open(f"/proc/self/fd/{STDIN}", flags)
+    return partial(os.read, fd, PIECE)
+
+
+def _in_front() -> bool:
+    """Return whether stdin is ours to read: a terminal is its foreground group's.
+
+    Others are stopped for reading, and what they run may want nothing from it.
+    """
+    try:
+        return not _is_terminal() or os.tcgetpgrp(STDIN) == os.getpgrp()
+    except OSError:  # it is not the terminal of our session
+        return True
+
+
+def _mode() -> int:
+    """Return the mode of stdin's file.
+
+    Raises:
+        OSError: it is closed, or there to be written.
+    """
+    if fcntl.fcntl(STDIN, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    return os.fstat(STDIN).st_mode
+
+
+def _is_terminal() -> bool:
+    """Return whether stdin is a terminal's own side.
+
+    The other side looks like one, and opened anew it would be that of another terminal.
+    """
+    return os.isatty(STDIN) and os.fstat(STDIN).st_rdev != MASTER
 
 
 def check_input() -> None:
@@ -78,7 +155,9 @@ def check_input() -> None:
         OSError: it is closed, or there to be written; it names the stream.
     """
     try:
-        os.read(STDIN, 0)
+        _mode()
+        if not os.isatty(STDIN):  # one would stop us behind its shell, even for nothing
+            os.read(STDIN, 0)
     except OSError as error:
         raise refused(STDIN, error) from error
 

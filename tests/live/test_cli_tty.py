@@ -1,6 +1,8 @@
 """The command `creche` at a terminal: what a person types and sees."""
 
+import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -168,6 +170,29 @@ def test_control_c_ends_a_command_without_a_terminal_of_its_own() -> None:
         assert not person.raw
         person.types("\x03")
         assert person.ended() == 128 + signal.SIGINT
+
+
+def test_behind_a_shell_what_is_typed_stops_nothing(tmp_path: Path) -> None:
+    """The line is the shell's, until the command is in front."""
+    told = {tmp_path / word: word.encode() for word in ("up", "ready", "running")}
+    for place in told:
+        os.mkfifo(place)
+    script = f"cat {shlex.join(map(str, told))}; read code; exit $code"
+    line = shlex.join([*CRECHE, "run", "--", "sh", "-c", script])
+    shell = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
+    with Person.before(shell, rows=20, cols=200) as person:
+        person.types(f"{line} & wait\r")
+        for place, word in told.items():
+            place.write_bytes(word + b"\n")
+            person.gets(lambda output, word=word: b"\r\n%b\r\n" % word in output)
+            person.types("a line\r")
+        person.types("\x03")
+        person.gets(lambda output: output.endswith(b"$ "))
+        person.types("fg\r7\r")
+        person.gets(lambda output: re.search(rb"fg\r\n.*7\r\n.*\$ $", output, re.DOTALL))
+        person.types("echo code $?; exit\r")
+        person.gets(lambda output: b"\r\ncode 7\r\n" in output)
+        assert person.ended() == 0
 
 
 # -- attach -------------------------------------------------------------------------
