@@ -13,9 +13,12 @@ def _keys(
     from actors.console import keys  # noqa: PLC0415 - see the package's docstring
 
     try:
-        return keys.keys(" ".join(given))
+        found = keys.keys(" ".join(given))
     except ValueError as unknown:
         raise click.BadParameter(str(unknown), param=parameter) from unknown
+    if given and not found:  # without any, it would be stdin that is written
+        raise click.BadParameter("names no key", param=parameter)
+    return found
 
 
 @click.command(cls=words.Verb)
@@ -24,7 +27,7 @@ def _keys(
     multiple=True,
     callback=_keys,
     metavar="KEYS",
-    help="Keys to type after that, separated by blanks: C-c, M-x, Enter, Tab, Escape, "
+    help="Keys to type after that, separated by blanks or commas: C-c, M-x, Enter, Tab, Escape, "
     "Space, Backspace, Delete, Insert, Up, Down, Left, Right, Home, End, PageUp, "
     "PageDown, F1 to F12, or a character. Of a session with pipes, C-c interrupts it, "
     "C-\\ quits it, C-d ends its input, and Enter is a newline.",

@@ -44,7 +44,7 @@ def key(name: str) -> bytes:
     if name.lower() in _NAMED:
         return _NAMED[name.lower()]
     if len(name) == 1:
-        return name.encode()
+        return name.encode(errors="surrogateescape")
     for prefix in _META:
         if name.startswith(prefix) and name != prefix:
             return b"\x1b" + key(name.removeprefix(prefix))
@@ -58,10 +58,18 @@ def key(name: str) -> bytes:
 def keys(names: str) -> list[bytes]:
     """Return what keys send whose names are separated by blanks or commas.
 
+    A comma that stands alone, or behind a modifier, is that key itself.
+
     Raises:
         ValueError: there is no key of such a name.
     """
-    return [key(name) for name in names.replace(",", " ").split()]
+    return [key(name) for word in names.split() for name in _names(word)]
+
+
+def _names(word: str) -> list[str]:
+    if word == "," or word.endswith(("-,", "^,")):
+        return [word]
+    return word.removesuffix(",").split(",")
 
 
 class Detacher:

@@ -328,6 +328,17 @@ def test_keys_do_in_a_pipe_what_they_do_in_a_terminal(broker: str) -> None:
     assert b"'Entr' is no key" in done.stderr
 
 
+def test_keys_are_typed_and_nothing_else_is(broker: str) -> None:
+    number = left("-i", "--", "cat")
+    assert said("write", number, "--keys", ",", "--eof", input=b"not this") == ""
+    assert creche("wait", number).returncode == 0
+    assert said("logs", number) == ","
+    for empty in ("", " "):
+        done = creche("write", number, "--keys", empty, input=b"nor this")
+        assert done.returncode == 2
+        assert b"names no key" in done.stderr
+
+
 def test_what_a_session_uses_is_told(broker: str) -> None:
     number = left("--", "sh", "-c", "echo 12345; sleep 99 & wait")
     soon(lambda: "processes  2\n" in said("stats", number))

@@ -30,6 +30,7 @@ from actors.console.keys import Detacher, key, keys
         ("^", b"^"),
         ("-", b"-"),
         ("ä", "ä".encode()),
+        ("\udcff", b"\xff"),
     ],
 )
 def test_a_key_sends_what_terminals_send(name: str, sent: bytes) -> None:
@@ -44,7 +45,19 @@ def test_what_is_no_key_is_refused(name: str) -> None:
 
 def test_keys_are_separated_by_blanks_or_commas() -> None:
     assert keys("C-p,C-q") == keys(" C-p  C-q ") == [b"\x10", b"\x11"]
+    assert keys("C-p, Enter,") == [b"\x10", b"\r"]
     assert keys("") == []
+
+
+def test_a_comma_is_a_key_as_well() -> None:
+    assert keys(",") == [b","]
+    assert keys("a , M-, b,c") == [b"a", b",", b"\x1b,", b"b", b"c"]
+
+
+@pytest.mark.parametrize("names", [",,", ",a", "a,,b", "C-,", "^,"])
+def test_no_comma_is_dropped_silently(names: str) -> None:
+    with pytest.raises(ValueError, match="is no key"):
+        keys(names)
 
 
 def test_the_detach_keys_are_found_and_the_rest_is_passed_on() -> None:
