@@ -4,7 +4,9 @@ import asyncio
 import gc
 import inspect
 import os
+import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,6 +59,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture(scope="session")
 def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runtime")
+
+
+@pytest.fixture(scope="session")
+def latin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return variables for a locale in which a byte is a character."""
+    compiler = shutil.which("localedef")
+    if compiler is None:
+        pytest.skip("nothing here makes a locale")
+    where, charset = tmp_path_factory.mktemp("locales"), "ISO-8859-1"
+    made = str(where / f"de_DE.{charset}")
+    command = [compiler, "-i", "de_DE", "-f", charset, made]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("the sources of locales are not here")
+    return {"LOCPATH": str(where), "LC_ALL": f"de_DE.{charset}", "PYTHONUTF8": "0"}
 
 
 @pytest.fixture(params=list(faces.FACES))

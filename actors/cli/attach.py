@@ -42,7 +42,7 @@ def attach(
     from actors.console import attaching, keys  # noqa: PLC0415 - see the package
 
     try:
-        leave = b"".join(keys.keys(detach_keys))
+        leave = b"".join(keys.keys(words.utf8(detach_keys)))
     except ValueError as unknown:
         hint = "'--detach-keys'"
         raise click.BadParameter(str(unknown), param_hint=hint) from unknown

@@ -29,6 +29,18 @@ WARM: Final = 1
 """Idle workers that a private broker keeps ready: there will be one child."""
 
 
+def _command(
+    _: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    return tuple(map(words.utf8, given))
+
+
+def _directory(
+    _: click.Context, _parameter: click.Parameter, given: str | None
+) -> str | None:
+    return None if given is None else words.utf8(given)
+
+
 def _pairs(
     _: click.Context, parameter: click.Parameter, given: Iterable[str]
 ) -> dict[str, str]:
@@ -37,6 +49,12 @@ def _pairs(
         if not (name and equals):
             raise click.BadParameter(f"{name!r} is not NAME=VALUE", param=parameter)
     return {name: value for name, _, value in pairs}
+
+
+def _variables(
+    context: click.Context, parameter: click.Parameter, given: Iterable[str]
+) -> dict[str, str]:
+    return _pairs(context, parameter, map(words.utf8, given))
 
 
 def _limits(
@@ -74,7 +92,7 @@ def _env_files(
             if not (name.strip() and equals):
                 where = f"{path}, line {number}"
                 raise click.BadParameter(f"{where}: no NAME=VALUE", param=parameter)
-            found[name.strip()] = value
+            found[words.utf8(name.strip())] = words.utf8(value)
     return found
 
 
@@ -99,7 +117,7 @@ def _env_files(
     "--env",
     "env",
     multiple=True,
-    callback=_pairs,
+    callback=_variables,
     metavar="NAME=VALUE",
     help="Set a variable for it; may be repeated.",
 )
@@ -118,7 +136,7 @@ def _env_files(
     help="Set what keeps programs from colours and pagers: NO_COLOR=1, TERM=dumb, "
     "PAGER=cat and the like. --env and --env-file override them.",
 )
-@click.option("--cwd", metavar="DIRECTORY", help="Run it there.")
+@click.option("--cwd", callback=_directory, metavar="DIRECTORY", help="Run it there.")
 @click.option(
     "--limit",
     "limits",
@@ -162,7 +180,9 @@ def _env_files(
     "each stream), or error and message; with --detach its start, on stdout."
 )
 @words.ENDPOINT
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument(
+    "command", nargs=-1, required=True, type=click.UNPROCESSED, callback=_command
+)
 def run(
     command: tuple[str, ...], endpoint: str | None, *, as_json: bool, **given: Any
 ) -> None:

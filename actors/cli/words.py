@@ -226,6 +226,14 @@ def sentence(error: Exception) -> str | None:
     return None
 
 
+def utf8(given: str) -> str:
+    """Return a word of the command line as text whose UTF-8 is the bytes of the word.
+
+    Python decodes words by the locale, and the engine takes text for UTF-8.
+    """
+    return os.fsencode(given).decode(errors="surrogateescape")
+
+
 def broker(endpoint: str | None) -> str:
     """Return the endpoint given, or the one of `creche serve`."""
     from broker import auth  # noqa: PLC0415 - see the package's docstring

@@ -1,5 +1,6 @@
 """`creche write`: input for a session."""
 
+import os
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ def _keys(
     from actors.console import keys  # noqa: PLC0415 - see the package's docstring
 
     try:
-        found = keys.keys(" ".join(given))
+        found = keys.keys(words.utf8(" ".join(given)))
     except ValueError as unknown:
         raise click.BadParameter(str(unknown), param=parameter) from unknown
     if given and not found:  # without any, it would be stdin that is written
@@ -46,4 +47,5 @@ def write(session: str, data: str | None, endpoint: str | None, **given: Any) ->
     """
     from actors.console import operating  # noqa: PLC0415 - see the package's docstring
 
-    words.finish(operating.write(words.broker(endpoint), session, data, **given))
+    told = None if data is None else os.fsencode(data)
+    words.finish(operating.write(words.broker(endpoint), session, told, **given))

@@ -383,7 +383,7 @@ async def _kill(
 
 
 async def write(
-    endpoint: str, word: str, data: str | None, keys: list[bytes], *, eof: bool
+    endpoint: str, word: str, data: bytes | None, keys: list[bytes], *, eof: bool
 ) -> None:
     """Write to a session's stdin.
 
@@ -402,7 +402,7 @@ async def write(
     async with operating(endpoint) as engine:
         child = await visit(engine, word)
         if data is not None:
-            await _write(child, data.encode("utf-8", "surrogateescape"))
+            await _write(child, data)
         elif not keys and not eof:
             stdio.check_input()
             while piece := await stdio.read():

@@ -32,7 +32,7 @@ PATIENCE = 2 * NOT_BLOCKED
 """Seconds for a whole command, engine and all, on a busy machine."""
 
 
-def creche(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
+def creche(*words: str | bytes, **options: Any) -> "subprocess.CompletedProcess[bytes]":
     plain: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     if "input" not in options:
         plain["stdin"] = subprocess.DEVNULL
@@ -187,6 +187,22 @@ def test_variables_come_from_files_and_from_a_preset(tmp_path: Path) -> None:
     show = 'echo "$A,$B,$C,$PAGER,$TERM,$NO_COLOR"'
     done = creche("run", *words, "sh", "-c", show)
     assert done.stdout == b"3,'two words' ,,less,dumb,1\n"
+
+
+def test_words_reach_the_command_as_the_bytes_they_are(
+    latin: dict[str, str], tmp_path: Path
+) -> None:
+    """Also where Python takes them for other text than the engine does."""
+    word = "ü".encode()
+    directory = os.fsencode(tmp_path) + b"/" + word
+    os.mkdir(directory)
+    (tmp_path / "variables").write_bytes(b"B=b" + word)
+    show = 'printf "%s," "$1" "$A" "$B"; pwd'
+    variables = ["--env", b"A=a" + word, "--env-file", str(tmp_path / "variables")]
+    script = ["--", "sh", "-c", show, "sh", word + b"\xff"]
+    done = creche("run", "--cwd", directory, *variables, *script, env=latin)
+    assert done.stderr == b""
+    assert done.stdout == b"%b\xff,a%b,b%b,%b\n" % (word, word, word, directory)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield endpoint
 
 
-def creche(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
+def creche(*words: str | bytes, **options: Any) -> "subprocess.CompletedProcess[bytes]":
     plain: dict[str, Any] = {} if "input" in options else {"stdin": subprocess.DEVNULL}
     return subprocess.run(
         [*CRECHE, *words],
@@ -326,6 +326,16 @@ def test_keys_do_in_a_pipe_what_they_do_in_a_terminal(broker: str) -> None:
     done = creche("write", "1000", "--keys", "Entr")
     assert done.returncode == 2
     assert b"'Entr' is no key" in done.stderr
+
+
+def test_what_is_written_is_the_bytes_given(latin: dict[str, str], broker: str) -> None:
+    number = left("-i", "--", "cat")
+    for way in ([], ["--keys"]):
+        done = creche("write", number, *way, "ü".encode(), env=latin)
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert said("write", number, "--eof") == ""
+    assert creche("wait", number).returncode == 0
+    assert said("logs", number) == "üü"
 
 
 def test_keys_are_typed_and_nothing_else_is(broker: str) -> None:

@@ -189,7 +189,9 @@ def test_behind_a_shell_what_is_typed_stops_nothing(tmp_path: Path) -> None:
         person.types("\x03")
         person.gets(lambda output: output.endswith(b"$ "))
         person.types("fg\r7\r")
-        person.gets(lambda output: re.search(rb"fg\r\n.*7\r\n.*\$ $", output, re.DOTALL))
+        person.gets(
+            lambda output: re.search(rb"fg\r\n.*7\r\n.*\$ $", output, re.DOTALL)
+        )
         person.types("echo code $?; exit\r")
         person.gets(lambda output: b"\r\ncode 7\r\n" in output)
         assert person.ended() == 0
