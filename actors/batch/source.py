@@ -146,7 +146,6 @@ def _opened(path: str) -> "Iterator[int]":
         fd = os.open(path, flags)
     except OSError as refused:
         raise BadJob(f"{path}: {refused.strerror}") from refused
-    os.set_blocking(fd, False)
     try:
         yield fd
     finally:

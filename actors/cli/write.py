@@ -28,10 +28,10 @@ def _keys(
     multiple=True,
     callback=_keys,
     metavar="KEYS",
-    help="Keys to type after that, separated by blanks or commas: C-c, M-x, Enter, Tab, Escape, "
-    "Space, Backspace, Delete, Insert, Up, Down, Left, Right, Home, End, PageUp, "
-    "PageDown, F1 to F12, or a character. Of a session with pipes, C-c interrupts it, "
-    "C-\\ quits it, C-d ends its input, and Enter is a newline.",
+    help="Keys to type after that, separated by blanks or commas: C-c, M-x, Enter, "
+    "Tab, Escape, Space, Backspace, Delete, Insert, Up, Down, Left, Right, Home, End, "
+    "PageUp, PageDown, F1 to F12, or a character. Of a session with pipes, C-c "
+    "interrupts it, C-\\ quits it, C-d ends its input, and Enter is a newline.",
 )
 @click.option(
     "--eof", is_flag=True, allow_from_autoenv=False, help="Close its stdin at last."

@@ -198,8 +198,8 @@ def test_words_reach_the_command_as_the_bytes_they_are(
     os.mkdir(directory)
     (tmp_path / "variables").write_bytes(b"B=b" + word)
     show = 'printf "%s," "$1" "$A" "$B"; pwd'
-    variables = ["--env", b"A=a" + word, "--env-file", str(tmp_path / "variables")]
-    script = ["--", "sh", "-c", show, "sh", word + b"\xff"]
+    variables = b"--env", b"A=a" + word, "--env-file", str(tmp_path / "variables")
+    script = "--", "sh", "-c", show, "sh", word + b"\xff"
     done = creche("run", "--cwd", directory, *variables, *script, env=latin)
     assert done.stderr == b""
     assert done.stdout == b"%b\xff,a%b,b%b,%b\n" % (word, word, word, directory)

@@ -6,7 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -172,6 +172,11 @@ def test_control_c_ends_a_command_without_a_terminal_of_its_own() -> None:
         assert person.ended() == 128 + signal.SIGINT
 
 
+def has_line(word: bytes) -> Callable[[bytes], bool]:
+    """Return what looks for a line in what a terminal was sent."""
+    return lambda output: b"\r\n%b\r\n" % word in output
+
+
 def test_behind_a_shell_what_is_typed_stops_nothing(tmp_path: Path) -> None:
     """The line is the shell's, until the command is in front."""
     told = {tmp_path / word: word.encode() for word in ("up", "ready", "running")}
@@ -184,7 +189,7 @@ def test_behind_a_shell_what_is_typed_stops_nothing(tmp_path: Path) -> None:
         person.types(f"{line} & wait\r")
         for place, word in told.items():
             place.write_bytes(word + b"\n")
-            person.gets(lambda output, word=word: b"\r\n%b\r\n" % word in output)
+            person.gets(has_line(word))
             person.types("a line\r")
         person.types("\x03")
         person.gets(lambda output: output.endswith(b"$ "))
