@@ -246,6 +246,7 @@ class Connection:
         capture: Capture | None = None,
         *,
         mark: str | None = None,
+        limited: bool = True,
     ) -> Record:
         """Start a child for an owner that the caller sees to.
 
@@ -254,6 +255,7 @@ class Connection:
             scope: the name of the owning scope, if that is the owner.
             capture: attached before the program runs.
             mark: what its tree carries; made up unless given.
+            limited: whether it needs room within this client's own capacity.
 
         Raises:
             InvalidRequest, SpawnFailed, CapacityExceeded: see `Engine.spawn`.
@@ -281,7 +283,7 @@ class Connection:
             "fds": len(launch.pass_fds),
             "again": False,
             "detach_ttl": spec.detach_ttl,
-            **self._room(spec, scope),
+            **self._room(spec, scope, limited=limited),
         }
         adopted: list[Record] = []
 
@@ -330,12 +332,12 @@ class Connection:
         except OSError as error:  # too many on their way
             raise errors.SpawnFailed(error.errno or 0, "pipe") from error
 
-    def _room(self, spec: Spec, scope: str | None) -> dict[str, Any]:
+    def _room(self, spec: Spec, scope: str | None, *, limited: bool) -> dict[str, Any]:
         """Return what a spawn tells of the limits that it is under."""
         room = self.rooms.get(scope or "", Room())
         return {
             "scope_capacity": room.capacity,
-            "client_capacity": self.settings.capacity,
+            "client_capacity": self.settings.capacity if limited else None,
             "queue": room.queue if spec.queue is None else spec.queue,
             "on_full": spec.on_full,
         }

@@ -287,7 +287,8 @@ class Settings:
         poll_wait_max: Most that a first poll, or one with input, waits.
         poll_empty_wait_max: Most that a later poll without input waits.
         capacity: Sessions that this client may have at once; None is no limit of its
-            own. Those count whose end it was not yet told.
+            own. Those count whose end it was not yet told; the stop command of a
+            service runs beyond it.
         warm: Idle workers kept ready: forked again once half of them are taken. With
             1 or 0 a private broker starts sooner, and its workers take more memory.
         lease: A remote or hung client is given up after this silence.

@@ -279,8 +279,8 @@ MUTATIONS = (
     Mutation(
         "a service that was given up is not stopped",
         "actors/services/running.py",
-        "        stopped = await stop(self._connection, files, record)\n",
-        "        stopped = failure or await stop(self._connection, files, record)\n",
+        "        outcome = await stop(self._connection, files, record)\n",
+        "        outcome = failure or await stop(self._connection, files, record)\n",
         "test_services.py::test_s48_a_start_that_is_given_up_is_cancelled",
     ),
     Mutation(

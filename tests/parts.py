@@ -228,6 +228,18 @@ def serving(
             assert program.process.wait(15) == 0
 
 
+_NARROW = """
+import runpy, sys
+from broker import capacity
+capacity.process_limit = lambda: capacity.SPARE_PROCESSES
+sys.argv = sys.argv[3:]
+runpy.run_module("broker", run_name="__main__")
+"""
+
+NARROW = [sys.executable, "-c", _NARROW]
+"""Executes a broker that has room for one session."""
+
+
 @contextmanager
 def client(directory: Path, body: str) -> Iterator[Program]:
     """Run a client program: `PRELUDE` and `body`."""

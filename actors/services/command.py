@@ -1,9 +1,10 @@
 """A service's two commands: how they are run, and how one that failed is told."""
 
+import errno
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from actors.child import Child
 from actors.connection import Connection
@@ -14,12 +15,27 @@ from actors.spec import Spec
 from broker import errors
 from broker.outcomes import TimedOut
 
-__all__ = ["KEPT", "LOST", "add", "command", "failed", "merged", "stop"]
+__all__ = ["KEPT", "LOST", "Outcome", "add", "command", "failed", "merged", "stop"]
 
 KEPT: Final = 64 * 1024
 """Bytes that are kept of the output of either, the last ones."""
 LOST: Final = (errors.BrokerLost, errors.SessionNotFound)
 """What calls raise when the engine is lost, or was closed under them."""
+SHORT: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
+"""What a system answers that would execute a program at another time."""
+
+
+class Outcome(NamedTuple):
+    """What became of a stop command.
+
+    Attributes:
+        failure: why it did not end well; None: it did.
+        over: whether it ended, had its time, or can never be executed. Otherwise it is
+            to be run by a later engine, for which the record stays.
+    """
+
+    failure: errors.EngineError | None
+    over: bool = True
 
 
 def command(
@@ -38,34 +54,36 @@ def command(
 
 async def stop(
     connection: Connection, files: ServiceFiles, record: ServiceRecord
-) -> errors.EngineError | None:
-    """Run a stop command to its end, or for its time, and note that; return why not.
+) -> Outcome:
+    """Run a stop command to its end, or for its time, and note that it is over.
 
-    Its tree carries the last of the marks on record.
+    Its tree carries the last of the marks on record. It needs no room within the
+    client's capacity, which the service itself may fill.
 
     Raises:
         BrokerLost, SessionNotFound: the engine is lost; nothing is noted.
     """
-    failure = await _stop(connection, record)
-    with suppress(OSError):  # a full disk: at worst it is run once more
-        files.write(replace(record, stopped=True))
-    return failure
+    outcome = await _stop(connection, record)
+    if outcome.over:
+        with suppress(OSError):  # a full disk: at worst it is run once more
+            files.write(replace(record, stopped=True))
+    return outcome
 
 
-async def _stop(
-    connection: Connection, record: ServiceRecord
-) -> errors.EngineError | None:
+async def _stop(connection: Connection, record: ServiceRecord) -> Outcome:
     words = f"the stop command of the service {record.name!r} of {record.owner!r}"
     try:
         session = await connection.start(
             command(record.stop, record, OutputPolicy.tail(KEPT)),
             None,
             mark=record.marks[-1],
+            limited=False,
         )
     except LOST:
         raise
     except errors.EngineError as refused:
-        return refused
+        refused.add_note(f"while running {words}")
+        return Outcome(refused, over=not _passing(refused))
     child = Child(connection, session, owned=False)
     failure = await _wait(child, words, connection.settings.service_stop)
     try:
@@ -73,8 +91,17 @@ async def _stop(
     except LOST:
         raise
     except errors.EngineError as survived:
-        return survived if failure is None else merged([failure, survived])
-    return failure
+        return Outcome(survived if failure is None else merged([failure, survived]))
+    return Outcome(failure)
+
+
+def _passing(refused: errors.EngineError) -> bool:
+    """Return whether a command that was refused may well be run at another time."""
+    if isinstance(refused, errors.SpawnFailed):
+        ours = refused.step in ("fork", "pipe", "journal")
+        return ours or refused.errno in SHORT
+    # A worker that was lost may have run it, but not to its end.
+    return isinstance(refused, errors.CapacityExceeded | errors.WorkerLost)
 
 
 async def _wait(child: Child, words: str, time: float) -> errors.ServiceFailed | None:

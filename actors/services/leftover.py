@@ -74,9 +74,11 @@ async def _stop_known(
         record = replace(record, marks=(*record.marks, os.urandom(16).hex()))
         try:
             files.write(record)
-            failure = await command.stop(connection, files, record)
+            failure, over = await command.stop(connection, files, record)
         except (*command.LOST, OSError) as lost:
             return told("kept", str(lost))
+        if not over:
+            return told("kept", str(failure))
         outcome = told("failed", str(failure)) if failure else told("stopped")
     await aside(files.remove)
     return outcome

@@ -5,9 +5,11 @@
 * calls begin in READY and in no other state;
 * the stop command runs between STOPPING and ENDING, so once, and whatever became of the
   start command; only where that could not be executed at all there is nothing to stop;
-* what is left of the start command ends after the stop command, in ENDING.
+* what is left of the start command ends after the stop command, in ENDING; or in
+  LEAVING, where that cannot be run now.
 
-An engine that is lost leaves the service to recovery, which finds its record.
+An engine that is lost leaves the service to recovery, which finds its record. So does
+one that had no room for the stop command, or that could not start it.
 """
 
 from collections.abc import Mapping
@@ -26,6 +28,7 @@ class State(Enum):
     DRAINING = "draining"
     STOPPING = "stopping"
     ENDING = "ending"
+    LEAVING = "leaving"
     ENDED = "ended"
     LEFT = "left"
 
@@ -40,6 +43,7 @@ class Happening(Enum):
     UNUSED = "the last user closed it"
     IDLE = "no call runs any more"
     STOPPED = "the stop command ended, or had its time"
+    POSTPONED = "the stop command cannot be run now"
     GONE = "the start command's tree is proven gone"
     ENGINE_LOST = "the engine is lost"
 
@@ -53,7 +57,9 @@ AFTER: Final[Mapping[tuple[State, Happening], State]] = {
     (State.FALLEN, Happening.UNUSED): State.DRAINING,
     (State.DRAINING, Happening.IDLE): State.STOPPING,
     (State.STOPPING, Happening.STOPPED): State.ENDING,
+    (State.STOPPING, Happening.POSTPONED): State.LEAVING,
     (State.ENDING, Happening.GONE): State.ENDED,
+    (State.LEAVING, Happening.GONE): State.LEFT,
     **{
         (state, Happening.ENGINE_LOST): State.LEFT
         for state in State

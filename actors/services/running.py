@@ -289,13 +289,15 @@ class Running:
     ) -> None:
         """Run the stop command, then end the start command's tree.
 
+        A stop command that cannot be run now is left to the next engine.
+
         Raises:
             EngineError: the first failure; it tells of a later one as well.
         """
         found: list[errors.EngineError] = [failure] if failure else []
-        stopped = await stop(self._connection, files, record)
-        found += [stopped] if stopped else []
-        self._life.on(Happening.STOPPED)
+        outcome = await stop(self._connection, files, record)
+        found += [outcome.failure] if outcome.failure else []
+        self._life.on(Happening.STOPPED if outcome.over else Happening.POSTPONED)
         try:
             if self._session is not None:
                 await self._connection.release(self._session)
@@ -304,7 +306,8 @@ class Running:
         except errors.EngineError as survived:  # the record stays: it is tried again
             raise merged([*found, survived]) from None
         self._life.on(Happening.GONE)
-        await aside(files.remove)
+        if outcome.over:
+            await aside(files.remove)
         if found:
             raise merged(found)
 

@@ -107,7 +107,9 @@ class Service:
 
         Raises:
             ServiceFailed: the stop command failed; the service has ended all the same.
-            EngineError: the start command's tree could not be proven gone.
+            EngineError: the start command's tree could not be proven gone; or the
+                stop command cannot be run now (`CapacityExceeded`, `SpawnFailed`), and
+                is left to the next engine.
             BrokerLost: the engine is lost; the stop command is left to the next one.
         """
         self._connection.check(alive=False)

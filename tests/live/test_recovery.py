@@ -30,7 +30,17 @@ from tests.helpers import (
     tag,
     tagged,
 )
-from tests.parts import PRELUDE, ROOT, Parts, Program, client, daemons, running, serving
+from tests.parts import (
+    NARROW,
+    PRELUDE,
+    ROOT,
+    Parts,
+    Program,
+    client,
+    daemons,
+    running,
+    serving,
+)
 
 pytestmark = pytest.mark.live
 
@@ -745,6 +755,45 @@ async def test_s51_a_stop_command_that_fails_in_recovery_is_told_and_over(
         assert found.kind == "failed"
         assert "code 5" in found.reason
         assert list((runtime_dir / "creche" / "services").iterdir()) == []
+
+
+def two_left(tmp_path: Path) -> list[Log]:
+    """Return the logs of two services whose clients are dead."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    with served(one, tag()) as first, served(two, tag()) as second:
+        first.crash()
+        second.crash()
+    return [Log(one), Log(two)]
+
+
+async def test_services_are_stopped_beyond_the_capacity_of_who_recovers_them(
+    tmp_path: Path,
+) -> None:
+    logs = two_left(tmp_path)
+    async with actors.Engine(settings=actors.Settings(capacity=1)) as engine:
+        found = engine.recovered.services
+        assert [one.kind for one in found] == ["stopped", "stopped"]
+    assert [log.said() for log in logs] == [["started", "stopping", "stopped"]] * 2
+
+
+async def test_a_service_for_which_a_broker_has_no_room_is_kept(
+    tmp_path: Path, runtime_dir: Path
+) -> None:
+    logs = two_left(tmp_path)
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    with serving(endpoint, *NARROW):
+        for kinds in (["kept", "stopped"], ["stopped"]):
+            async with actors.Engine(endpoint) as engine:
+                found = engine.recovered.services
+                assert sorted(one.kind for one in found) == kinds
+                assert {one.name for one in found} == {"helper"}
+                if "kept" in kinds:
+                    assert "this broker" in min(found).reason
+    assert [log.said() for log in logs] == [["started", "stopping", "stopped"]] * 2
+    assert await recovered() == actors.Recovery()
+    assert list((runtime_dir / "creche" / "services").iterdir()) == []
 
 
 @pytest.mark.parametrize(

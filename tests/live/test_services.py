@@ -1,6 +1,7 @@
 """Services: started once, ready with a line, used by many, and stopped in any case."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 import actors
 from actors import Engine, ServiceFailed, ServiceSpec, Settings, SpawnFailed
+from actors.connection import Connection
 from tests.helpers import (
     DAEMON_TREE,
     alive,
@@ -24,7 +26,7 @@ from tests.helpers import (
     tagged,
 )
 from tests.live.children import Opened
-from tests.parts import Parts
+from tests.parts import NARROW, Parts, serving
 
 pytestmark = pytest.mark.live
 
@@ -546,6 +548,90 @@ async def test_s50_a_lost_engine_leaves_the_stop_command_to_the_next(
         assert helper.said() == ["started", "stopped"]
         gone(helper.word)
         gone(word)
+
+
+# --- a stop command that is refused --------------------------------------------------
+
+
+async def stopped_by_the_next(helper: Helper, endpoint: str | None = None) -> None:
+    (record,) = directories("record")
+    assert json.loads(record.read_bytes())["stopped"] is False
+    async with Engine(endpoint) as engine:
+        (found,) = engine.recovered.services
+        assert (found.kind, found.name) == ("stopped", "helper")
+        assert helper.said() == ["started", "stopped"]
+    assert directories("") == []
+
+
+async def test_a_stop_command_needs_no_room_within_the_clients_capacity(
+    opened: Opened, helper: Helper
+) -> None:
+    async with opened(settings=Settings(capacity=1)) as engine:
+        service = await engine.service(helper.spec())
+        with pytest.raises(actors.CapacityExceeded):
+            await service.run(["true"])
+        await service.aclose()
+        assert helper.said() == ["started", "stopped"]
+        await engine.run(["true"])
+
+
+async def test_a_stop_command_that_a_full_broker_refuses_is_left_to_the_next_engine(
+    helper: Helper, tmp_path: Path
+) -> None:
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    with serving(endpoint, *NARROW):
+        async with Engine(endpoint) as engine:
+            service = await engine.service(helper.spec())
+            with pytest.raises(actors.CapacityExceeded) as full:
+                await service.aclose()
+            assert "stop command of the service 'helper'" in full.value.__notes__[0]
+            assert helper.said() == ["started"]
+            gone(helper.word)
+        await stopped_by_the_next(helper, endpoint)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        SpawnFailed(errno.EAGAIN, "fork"),
+        SpawnFailed(errno.EMFILE, "pipe"),
+        SpawnFailed(errno.ENOSPC, "journal"),
+        SpawnFailed(errno.ENOMEM, "exec", "/bin/sh"),
+        actors.WorkerLost(),
+    ],
+    ids=lambda refusal: getattr(refusal, "step", refusal.code),
+)
+async def test_a_stop_command_that_cannot_start_now_is_left_to_the_next_engine(
+    refusal: actors.EngineError, helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine() as engine:
+        service = await engine.service(helper.spec())
+
+        async def refuse(*_: Any, **__: Any) -> None:
+            raise refusal
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "start", refuse)
+            with pytest.raises(type(refusal)):
+                await service.aclose()
+        gone(helper.word)
+        assert helper.said() == ["started"]
+        # Its name is free, although its record is left.
+        other = ServiceSpec("helper", "test", ["true"], ["true"])
+        assert (await refused(engine, other)).reason == "exited"
+    await stopped_by_the_next(helper)
+
+
+async def test_a_stop_command_that_can_never_be_executed_leaves_no_record(
+    opened: Opened, helper: Helper
+) -> None:
+    spec = ServiceSpec("x", "test", helper.spec().start, ["/nowhere/at/all"])
+    async with opened() as engine:
+        service = await engine.service(spec)
+        with pytest.raises(SpawnFailed):
+            await service.aclose()
+        gone(helper.word)
+    assert directories("") == []
 
 
 # --- a real one ----------------------------------------------------------------------

@@ -12,7 +12,8 @@ ENDS = {State.ENDED, State.LEFT}
 def ways(state: State, before: tuple[State, ...] = ()) -> Iterator[tuple[State, ...]]:
     """Yield every way from a state to an end, engines that are lost left out."""
     here = (*before, state)
-    steps = [b for (a, h), b in AFTER.items() if a is state and b is not State.LEFT]
+    lost = Happening.ENGINE_LOST
+    steps = [b for (a, h), b in AFTER.items() if a is state and h is not lost]
     if not steps:
         yield here
     for step in steps:
@@ -21,16 +22,16 @@ def ways(state: State, before: tuple[State, ...] = ()) -> Iterator[tuple[State, 
 
 def test_every_way_ends_and_runs_the_stop_command_once_if_anything_started() -> None:
     found = list(ways(State.STARTING))
-    assert len(found) == 4
+    assert len(found) == 7
     for way in found:
-        assert way[-1] is State.ENDED
+        assert way[-1] is (State.LEFT if State.LEAVING in way else State.ENDED)
         assert way.count(State.STOPPING) == (way != (State.STARTING, State.ENDED))
 
 
 def test_the_tree_is_ended_after_the_stop_command() -> None:
     for way in ways(State.STARTING):
-        if State.ENDING in way:
-            assert way[way.index(State.ENDING) - 1] is State.STOPPING
+        for state in {State.ENDING, State.LEAVING} & set(way):
+            assert way[way.index(state) - 1] is State.STOPPING
 
 
 def test_an_engine_can_be_lost_at_any_time() -> None:
