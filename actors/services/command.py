@@ -15,12 +15,16 @@ from actors.spec import Spec
 from broker import errors
 from broker.outcomes import TimedOut
 
-__all__ = ["KEPT", "LOST", "Outcome", "add", "command", "failed", "merged", "stop"]
+__all__ = ["GONE", "KEPT", "Outcome", "add", "command", "failed", "merged", "stop"]
 
 KEPT: Final = 64 * 1024
 """Bytes that are kept of the output of either, the last ones."""
-LOST: Final = (errors.BrokerLost, errors.SessionNotFound)
-"""What calls raise when the engine is lost, or was closed under them."""
+GONE: Final = (errors.SessionNotFound, errors.SessionOwned, errors.WorkerLost)
+"""What calls raise when a command's session is gone, and the engine is not.
+
+Its worker was lost; this program stood still for longer than its lease, so that the
+broker has ended what it had; or somebody else took the session.
+"""
 SHORT: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
 """What a system answers that would execute a program at another time."""
 
@@ -61,7 +65,7 @@ async def stop(
     client's capacity, which the service itself may fill.
 
     Raises:
-        BrokerLost, SessionNotFound: the engine is lost; nothing is noted.
+        BrokerLost: the engine is lost, or was closed; nothing is noted.
     """
     outcome = await _stop(connection, record)
     if outcome.over:
@@ -79,20 +83,26 @@ async def _stop(connection: Connection, record: ServiceRecord) -> Outcome:
             mark=record.marks[-1],
             limited=False,
         )
-    except LOST:
+    except errors.BrokerLost:
         raise
     except errors.EngineError as refused:
         refused.add_note(f"while running {words}")
         return Outcome(refused, over=not _passing(refused))
     child = Child(connection, session, owned=False)
-    failure = await _wait(child, words, connection.settings.service_stop)
+    failure: errors.EngineError | None
+    try:
+        failure = await _wait(child, words, connection.settings.service_stop)
+        over = True
+    except GONE as broken_off:
+        broken_off.add_note(f"while running {words}")
+        failure, over = broken_off, False
     try:
         await connection.release(session)
-    except LOST:
+    except errors.BrokerLost:
         raise
     except errors.EngineError as survived:
-        return Outcome(survived if failure is None else merged([failure, survived]))
-    return Outcome(failure)
+        failure = survived if failure is None else merged([failure, survived])
+    return Outcome(failure, over)
 
 
 def _passing(refused: errors.EngineError) -> bool:
@@ -100,8 +110,8 @@ def _passing(refused: errors.EngineError) -> bool:
     if isinstance(refused, errors.SpawnFailed):
         ours = refused.step in ("fork", "pipe", "journal")
         return ours or refused.errno in SHORT
-    # A worker that was lost may have run it, but not to its end.
-    return isinstance(refused, errors.CapacityExceeded | errors.WorkerLost)
+    # What is gone may have run, but not to its end.
+    return isinstance(refused, (errors.CapacityExceeded, *GONE))
 
 
 async def _wait(child: Child, words: str, time: float) -> errors.ServiceFailed | None:
@@ -112,6 +122,8 @@ async def _wait(child: Child, words: str, time: float) -> errors.ServiceFailed |
     else:
         if status.ok:
             return None
+        if status.code is None and status.signal is None:
+            raise errors.WorkerLost
         reason, what = "exited", f"{words} failed"
     seen = await child.poll(wait=0)
     return failed(reason, what, seen.status, (seen.stdout, seen.stderr))

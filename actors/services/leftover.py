@@ -9,7 +9,7 @@ from actors.aside import aside
 from actors.connection import Connection
 from actors.services import command
 from actors.services.files import ServiceFiles, ServiceRecord
-from broker import aftermath
+from broker import aftermath, errors
 from broker.auth import RunDirectory
 
 __all__ = ["Stopped", "stop"]
@@ -75,7 +75,7 @@ async def _stop_known(
         try:
             files.write(record)
             failure, over = await command.stop(connection, files, record)
-        except (*command.LOST, OSError) as lost:
+        except (errors.BrokerLost, OSError) as lost:
             return told("kept", str(lost))
         if not over:
             return told("kept", str(failure))

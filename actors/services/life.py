@@ -6,10 +6,10 @@
 * the stop command runs between STOPPING and ENDING, so once, and whatever became of the
   start command; only where that could not be executed at all there is nothing to stop;
 * what is left of the start command ends after the stop command, in ENDING; or in
-  LEAVING, where that cannot be run now.
+  LEAVING, where that cannot be run to its end now.
 
 An engine that is lost leaves the service to recovery, which finds its record. So does
-one that had no room for the stop command, or that could not start it.
+one that has no room for the stop command, cannot start it, or loses its worker.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class Happening(Enum):
     UNUSED = "the last user closed it"
     IDLE = "no call runs any more"
     STOPPED = "the stop command ended, or had its time"
-    POSTPONED = "the stop command cannot be run now"
+    POSTPONED = "the stop command cannot be run to its end now"
     GONE = "the start command's tree is proven gone"
     ENGINE_LOST = "the engine is lost"
 

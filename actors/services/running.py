@@ -16,6 +16,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from actors.aside import aside
@@ -23,7 +24,7 @@ from actors.checks import Native
 from actors.child import Child
 from actors.connection import Connection
 from actors.events import Chunk, Exited
-from actors.services.command import KEPT, LOST, command, failed, merged, stop
+from actors.services.command import GONE, KEPT, command, failed, merged, stop
 from actors.services.files import OUTPUT, TEMPORARY, ServiceFiles, ServiceRecord
 from actors.services.life import Happening, ServiceLife, State
 from actors.services.spec import ServiceSpec
@@ -152,7 +153,7 @@ class Running:
         files = await aside(ServiceFiles.make)
         try:
             await self._go_through(files)
-        except LOST as lost:
+        except errors.BrokerLost as lost:
             self._life.on(Happening.ENGINE_LOST)
             why = self._words("is left to the next engine, which stops it")
             raise errors.BrokerLost(why) from lost
@@ -164,9 +165,9 @@ class Running:
         failure = None
         try:
             await self._start(files, record)
-        except errors.WorkerLost as lost:  # it may have run
+        except GONE as lost:  # it may have run
             failure = errors.ServiceFailed("exited", self._words(f"was lost: {lost}"))
-        except LOST:
+        except errors.BrokerLost:
             raise
         except BaseException:
             self._life.on(Happening.NOT_EXECUTED)
@@ -232,6 +233,9 @@ class Running:
         except errors.OutputEnded as ended:
             what = self._words("ended before it was ready")
             return failed("exited", what, ended.status, self._tail.output())
+        except GONE as lost:
+            what = self._words(f"was lost before it was ready ({lost})")
+            return failed("exited", what, None, self._tail.output())
         finally:
             await taken_back(waiting, unused)
         self._life.on(Happening.LINE)
@@ -247,7 +251,8 @@ class Running:
         Raises:
             TimeoutError: it did not come in time.
             OutputEnded: the leader ended.
-            BrokerLost, SessionNotFound: see `Child.events`.
+            BrokerLost, SessionNotFound, SessionOwned, WorkerLost: see `Child.events`
+                and `Child.snapshot`.
         """
         stream = child.events()
         try:
@@ -271,9 +276,13 @@ class Running:
         try:
             await asyncio.wait((ended, unused), return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                ended.result()
+                with suppress(*GONE):  # nothing more will be heard of it: it has ended
+                    ended.result()
                 self._life.on(Happening.LEADER_ENDED)
-                await child.kill()
+                # Its broker may have ended the tree already; that it is gone is proven
+                # by the release, after the stop command.
+                with suppress(*GONE):
+                    await child.kill()
                 await unused
         finally:
             await taken_back(ended, unused)
@@ -301,7 +310,7 @@ class Running:
         try:
             if self._session is not None:
                 await self._connection.release(self._session)
-        except LOST:
+        except errors.BrokerLost:
             raise
         except errors.EngineError as survived:  # the record stays: it is tried again
             raise merged([*found, survived]) from None

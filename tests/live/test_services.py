@@ -13,20 +13,23 @@ import pytest
 
 import actors
 from actors import Engine, ServiceFailed, ServiceSpec, Settings, SpawnFailed
+from actors.child import Child
 from actors.connection import Connection
 from tests.helpers import (
     DAEMON_TREE,
     alive,
     end,
     eventually,
+    go as go_on,
     gone,
     parent,
     python,
+    stop as hold,
     tag,
     tagged,
 )
 from tests.live.children import Opened
-from tests.parts import NARROW, Parts, serving
+from tests.parts import NARROW, Parts, client, serving
 
 pytestmark = pytest.mark.live
 
@@ -632,6 +635,112 @@ async def test_a_stop_command_that_can_never_be_executed_leaves_no_record(
             await service.aclose()
         gone(helper.word)
     assert directories("") == []
+
+
+# --- a session that is gone ----------------------------------------------------------
+
+HANGS = """
+async def main():
+    settings = actors.Settings(on_hung="kill", lease=1.0, lease_renewal=0.2)
+    async with actors.Engine(settings=settings) as engine:
+        shell = ["/bin/sh", "-c"]
+        spec = actors.ServiceSpec(
+            "helper", "test", [*shell, heard()], [*shell, heard()]
+        )
+        service = await engine.service(spec)
+        say("pid", service.pid)
+        try:
+            while True:
+                await service.run(["true"])
+        except actors.EngineError:
+            pass
+        try:
+            await engine.service(spec)
+        except actors.ServiceFailed as fenced:
+            say("fenced", fenced.reason)
+        await service.aclose()
+        say("closed")
+
+asyncio.run(main())
+"""
+
+
+def test_the_stop_command_runs_after_a_lease_has_ended_the_service(
+    helper: Helper, tmp_path: Path
+) -> None:
+    with client(tmp_path, HANGS) as program:
+        program.tell(f"echo started >>{helper.log}; {STAYS} # {helper.word}")
+        program.tell(f"echo stopped >>{helper.log}")
+        pid = program.number("pid")
+        hold(program.pid)
+        eventually(lambda: not alive(pid))
+        go_on(program.pid)
+        assert program.said("fenced") == ["exited"]
+        program.said("closed")
+    assert helper.said() == ["started", "stopped"]
+
+
+@pytest.mark.parametrize("gone_as", [actors.SessionNotFound, actors.WorkerLost])
+async def test_a_leader_whose_session_is_gone_is_stopped_all_the_same(
+    gone_as: type[actors.EngineError],
+    opened: Opened,
+    helper: Helper,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed = []
+
+    async def fail(_: Child) -> None:
+        failed.append(gone_as)
+        raise gone_as
+
+    async with opened() as engine:
+        service = await engine.service(helper.spec())
+        monkeypatch.setattr(Child, "kill", fail)
+        end([service.pid])
+        await asyncio.to_thread(eventually, lambda: failed)
+        await service.aclose()
+        assert helper.said() == ["started", "stopped"]
+        gone(helper.word)
+
+
+@pytest.mark.parametrize("gone_as", [actors.SessionNotFound, actors.WorkerLost])
+async def test_a_session_that_goes_behind_its_first_line_makes_nothing_ready(
+    gone_as: type[actors.EngineError],
+    opened: Opened,
+    helper: Helper,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(_: Child) -> None:
+        raise gone_as
+
+    async with opened() as engine:
+        monkeypatch.setattr(Child, "snapshot", fail)
+        failure = await refused(engine, helper.spec())
+        assert failure.reason == "exited"
+        assert failure.stdout == b"ready\n"
+        assert helper.said() == ["started", "stopped"]
+        gone(helper.word)
+
+
+async def test_a_stop_command_whose_worker_is_lost_is_left_to_the_next_engine(
+    helper: Helper,
+) -> None:
+    once = helper.directory / "once"
+    helper.stop = f"test -e {once} || {{ touch {once}; sleep 150; }}"
+    async with Engine() as engine:
+        service = await engine.service(helper.spec())
+        closing = asyncio.ensure_future(service.aclose())
+        await asyncio.to_thread(eventually, once.exists)
+        (worker,) = {parent(p) for p in tagged(helper.word) if p != service.pid}
+        end([worker])
+        with pytest.raises(actors.WorkerLost):
+            await closing
+        gone(helper.word)
+        assert helper.said() == ["started", "stopped"]
+    async with Engine() as engine:
+        (found,) = engine.recovered.services
+        assert found.kind == "stopped"
+    assert helper.said() == ["started", "stopped", "stopped"]
 
 
 # --- a real one ----------------------------------------------------------------------
