@@ -305,7 +305,9 @@ class Scope:
             if isinstance(result, Exception):
                 result.add_note(f"while closing session {record.id} {record.argv!r}")
                 failed.append(result)
-        if scratch is not None and not failed:
+        if scratch is not None and failed:
+            self._connection.scratches.keep(scratch)
+        elif scratch is not None:
             try:
                 await self._connection.scratches.remove(scratch)
             except (errors.EngineError, OSError) as error:

@@ -39,6 +39,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from actors.aside import aside
@@ -80,7 +81,7 @@ class Scratches:
         self._patience = patience
         self._sweeping: asyncio.Task[None] | None = None
         self._made: dict[str, asyncio.Future[_Made]] = {}
-        self._left: dict[asyncio.Future[_Made], asyncio.Task[None] | None] = {}
+        self._left: dict[asyncio.Future[_Made], _Leaving] = {}
 
     async def sweep(self) -> None:
         """Remove what dead engines left below the root.
@@ -105,13 +106,16 @@ class Scratches:
     async def path(self, scope: str) -> "Path":
         """Return the directory of an open scope; made once.
 
+        While an earlier scope of this name closes, that one's is waited for.
+
         Raises:
             InvalidRequest: the root is refused, or the directory's place is taken.
         """
         making = self._made.get(scope)
         if making is None:
             # Shielded: a directory whose making nobody awaits must be known as well.
-            task = aside(_make, self._root, self._name(scope))
+            earlier = [one for one in self._left.values() if one.scope == scope]
+            task = self._make(scope, earlier)
             making = self._made[scope] = asyncio.ensure_future(task)
         try:
             made = await asyncio.shield(making)
@@ -123,6 +127,11 @@ class Scratches:
 
         return Path(os.fsdecode(made.path))
 
+    async def _make(self, scope: str, earlier: "list[_Leaving]") -> "_Made":
+        for leaving in earlier:
+            await leaving.over.wait()
+        return await aside(_make, self._root, self._name(scope))
+
     def lock(self, scope: str) -> bytes | None:
         """Return the path of the file to hold for a child that is started now."""
         making = self._made.get(scope)
@@ -131,11 +140,21 @@ class Scratches:
         return making.result().path + LOCK
 
     def leave(self, scope: str) -> "asyncio.Future[_Made] | None":
-        """Take a closing scope's directory: its name may be used again at once."""
+        """Take a closing scope's directory: its name may be used again at once.
+
+        It is to be removed or kept then, whatever comes first.
+        """
         making = self._made.pop(scope, None)
         if making is not None:
-            self._left[making] = None
+            self._left[making] = _Leaving(scope)
         return making
+
+    def keep(self, making: "asyncio.Future[_Made]") -> None:
+        """Leave what `leave` gave in its place: not all that used it is gone.
+
+        It is removed with the engine, or by a later engine's start.
+        """
+        self._left[making].over.set()
 
     async def remove(self, making: "asyncio.Future[_Made]") -> None:
         """Remove what `leave` gave, once no worker holds it any more.
@@ -147,9 +166,10 @@ class Scratches:
         """
         if making in self._left:
             # Of this object, not of the caller: it goes on when that is cancelled.
-            task = self._left[making] or asyncio.ensure_future(self._remove(making))
-            self._left[making] = task
-            await asyncio.shield(task)
+            leaving = self._left[making]
+            if leaving.task is None:
+                leaving.task = asyncio.ensure_future(self._remove(making))
+            await asyncio.shield(leaving.task)
 
     async def _remove(self, making: "asyncio.Future[_Made]") -> None:
         try:
@@ -158,7 +178,7 @@ class Scratches:
                 with closing(making.result()) as made:
                     await self._try_to_remove(made)
         finally:
-            del self._left[making]
+            self._left.pop(making).over.set()
 
     async def _try_to_remove(self, made: "_Made") -> None:
         for pause in _pauses(self._patience):
@@ -192,6 +212,21 @@ def _pauses(patience: float) -> Iterator[float]:
         if patience <= 0:
             return
         pause = min(2 * pause, most)
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """A directory whose scope is closed.
+
+    Attributes:
+        scope: the name of that.
+        task: its removal, once that has begun.
+        over: set when its place is free, or nothing more is done for that.
+    """
+
+    scope: str
+    task: asyncio.Task[None] | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class _Made:

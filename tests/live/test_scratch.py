@@ -11,12 +11,14 @@ import pytest
 
 from actors import (
     Engine,
+    EngineError,
     InvalidRequest,
     Scope,
     SessionNotFound,
     Settings,
     WrongProcess,
 )
+from actors.connection import Connection
 from actors.scratch import LEVELS
 from tests.helpers import alive, end, eventually, tag, tagged
 from tests.live.children import REST, client, program
@@ -74,6 +76,47 @@ async def test_s56_a_cancelled_closing_goes_on_and_the_next_one_waits_for_it(
         assert not tagged(word)
         async with e.scope("build") as again:
             assert await again.scratch() == path
+
+
+async def test_a_scope_that_is_opened_again_waits_for_the_removal_of_the_earlier_one(
+    root: Path,
+) -> None:
+    async with engine(root) as e:
+        scope = e.scope("build")
+        path, word = await scope.scratch(), tag()
+        (path / "old").touch()
+        await scope.spawn(program(REST, word))
+        closing = asyncio.ensure_future(scope.aclose())
+        await asyncio.sleep(0)
+        async with e.scope("build") as again:
+            assert await again.scratch() == path
+            assert closing.done()
+            assert not tagged(word)
+            assert list(path.iterdir()) == []
+        third = e.scope("build")
+        assert await third.scratch() == path
+    assert list(root.iterdir()) == []
+
+
+async def test_a_directory_of_which_not_all_is_gone_is_kept_and_waited_for_by_nobody(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def survived(*_: Any) -> None:
+        raise EngineError("not proven gone")
+
+    async with engine(root) as e:
+        scope = e.scope("build")
+        path = await scope.scratch()
+        await scope.spawn(program(REST))
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "release", survived)
+            with pytest.raises(ExceptionGroup):
+                await scope.aclose()
+        assert path.exists()
+        async with e.scope("build") as again:
+            with pytest.raises(InvalidRequest):
+                await again.scratch()
+    assert list(root.iterdir()) == []
 
 
 async def test_s8_it_lies_in_the_runtime_directory_unless_told(
