@@ -261,7 +261,7 @@ def _make(root: bytes, name: bytes) -> _Made:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH)
                 os.fchmod(lock, 0o600)  # whatever the umask took away
-                os.write(lock, _made_directory(top.fd, name))
+                _make_directory(top.fd, name, lock)
             except BaseException:
                 os.unlink(name + LOCK, dir_fd=top.fd)
                 os.close(lock)
@@ -269,18 +269,18 @@ def _make(root: bytes, name: bytes) -> _Made:
         return _Made(top.location, name, lock)
 
 
-def _made_directory(top: int, name: bytes) -> bytes:
-    """Make the directory and return what its lock file has to say."""
+def _make_directory(top: int, name: bytes, lock: int) -> None:
+    """Make the directory and have its lock file name it, or leave none."""
+    client = _identify(os.getpid())
+    assert client is not None  # it is this process
     os.mkdir(name, 0o700, dir_fd=top)
     try:
         with _opened(name, top) as fd:
             named = _named(os.fstat(fd))
+        os.write(lock, named + b"%d %d" % (client.pid, client.started))
     except BaseException:
         os.rmdir(name, dir_fd=top)
         raise
-    client = _identify(os.getpid())
-    assert client is not None  # it is this process
-    return named + b"%d %d" % (client.pid, client.started)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Scratch directories: private, made once, gone with their scope, however it ends."""
 
 import asyncio
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from actors import (
     SessionNotFound,
     Settings,
     WrongProcess,
+    scratch,
 )
 from actors.connection import Connection
 from actors.scratch import LEVELS
@@ -209,6 +211,32 @@ async def test_a_directory_in_use_is_not_given_to_a_second_engine(root: Path) ->
         path = await scope.scratch()
         await refused(root, owner_key=b"same")
         assert path.exists()
+
+
+@pytest.mark.parametrize("step", ["write", "identify"])
+async def test_a_directory_that_cannot_be_named_is_not_left(
+    step: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".lock"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    def many_files(_: int) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async with engine(root) as e, e.scope() as scope:
+        with monkeypatch.context() as patch:
+            if step == "write":
+                patch.setattr(os, "write", full)
+            else:
+                patch.setattr(scratch, "_identify", many_files)
+            with pytest.raises(InvalidRequest, match="cannot be made"):
+                await scope.scratch()
+        assert list(root.iterdir()) == []
+        assert (await scope.scratch()).is_dir()
 
 
 async def test_a_closed_scope_gives_no_directory(root: Path) -> None:
