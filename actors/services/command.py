@@ -69,7 +69,7 @@ async def stop(
     """
     outcome = await _stop(connection, record)
     if outcome.over:
-        with suppress(OSError):  # a full disk: at worst it is run once more
+        with suppress(errors.SpawnFailed):  # a full disk: at worst it is run once more
             files.write(replace(record, stopped=True))
     return outcome
 

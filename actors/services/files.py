@@ -18,13 +18,16 @@ So it is never run twice at a time, and never again once its end is in the recor
 
 import json
 import os
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from actors.scratch import clear
 from broker import journal
 from broker.auth import RunDirectory
+from broker.errors import EngineError, SpawnFailed
 from broker.places import RUN_PREFIX, SERVICES, runtime_root
 
 __all__ = ["ServiceFiles", "ServiceRecord", "services_root"]
@@ -101,27 +104,40 @@ def _sound(values: dict[str, Any]) -> bool:
 
 
 class ServiceFiles:
-    """The directory of one service, locked by this process."""
+    """The directory of one service, locked by this process.
+
+    `make`, `read` and `remove` run in threads, which go on when who awaited them was
+    cancelled. The directory stays open, and locked, until such a thread is done.
+    """
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
+        self._guard = threading.Lock()
+        self._busy = False
+        self._left = False
 
     @classmethod
-    def make(cls) -> Self:
-        """Make and lock the directory of a new service.
+    def new(cls) -> Self:
+        """Return those of a new service, of which nothing is made yet."""
+        name = RUN_PREFIX + os.urandom(8).hex().encode()
+        return cls(RunDirectory(-1, os.path.join(services_root(), name)))
+
+    def make(self) -> None:
+        """Make and lock the directory; `remove` takes back what of it was made.
 
         Raises:
             InvalidRequest: the runtime directory is refused.
+            SpawnFailed: it cannot be made.
         """
-        root = services_root()
-        RunDirectory.create(os.path.dirname(root)).close()
-        name = RUN_PREFIX + os.urandom(8).hex().encode()
-        directory = RunDirectory.create(root, name)
-        directory.lock()
-        for own in (OUTPUT, TEMPORARY):
-            os.mkdir(own, 0o700, dir_fd=directory.fd)
-            os.chmod(own, 0o700, dir_fd=directory.fd)  # whatever the umask took away
-        return cls(directory)
+        root, name = os.path.split(self._directory.location)
+        with self._at_work(), self._recording():
+            RunDirectory.create(os.path.dirname(root)).close()
+            self._directory = RunDirectory.create(root, name)
+            self._directory.lock()
+            fd = self._directory.fd
+            for own in (OUTPUT, TEMPORARY):
+                os.mkdir(own, 0o700, dir_fd=fd)
+                os.chmod(own, 0o700, dir_fd=fd)  # whatever the umask took away
 
     @property
     def path(self) -> str:
@@ -136,36 +152,58 @@ class ServiceFiles:
         """Put a record in place of the one before.
 
         Raises:
-            OSError: it cannot be written.
+            SpawnFailed: it cannot be written.
         """
         fd = self._directory.fd
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(NEW, flags, 0o600, dir_fd=fd), "wb") as file:
-            os.fchmod(file.fileno(), 0o600)  # whatever the umask took away
-            file.write(record.to_text())
-        os.rename(NEW, RECORD, src_dir_fd=fd, dst_dir_fd=fd)
+        with self._recording():
+            with os.fdopen(os.open(NEW, flags, 0o600, dir_fd=fd), "wb") as file:
+                os.fchmod(file.fileno(), 0o600)  # whatever the umask took away
+                file.write(record.to_text())
+            os.rename(NEW, RECORD, src_dir_fd=fd, dst_dir_fd=fd)
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Turn the system's refusals into ours."""
+        try:
+            yield
+        except OSError as refused:
+            number = refused.errno or 0
+            raise SpawnFailed(number, "journal", self.path) from refused
 
     def read(self) -> bytes | None:
-        """Return the record; None if there is none: nothing has run."""
+        """Return the record; None if there is none: nothing has run.
+
+        Raises:
+            EngineError: it cannot be read.
+        """
         # Never wait, as a fifo at its place would have us do.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
-            fd = os.open(RECORD, flags, dir_fd=self._directory.fd)
-        except FileNotFoundError:
-            return None
-        try:
-            pieces = iter(lambda: os.read(fd, 65536), b"")
-            return b"".join(pieces)
-        finally:
-            os.close(fd)
+        with self._at_work():
+            try:
+                fd = os.open(RECORD, flags, dir_fd=self._directory.fd)
+                with os.fdopen(fd, "rb") as file:
+                    return file.read()
+            except FileNotFoundError:
+                return None
+            except OSError as refused:
+                raise self._failed("read", refused) from refused
 
     def remove(self) -> None:
         """Remove all of it; nothing may run any more that uses it.
 
         Raises:
-            OSError: something of it cannot be removed.
+            EngineError: something of it cannot be removed.
         """
-        fd = self._directory.fd
+        with self._at_work():
+            if not self._directory.locked:
+                return  # it was not made; without its lock, what there is may not be
+            try:
+                self._remove(self._directory.fd)
+            except OSError as refused:
+                raise self._failed("removed", refused) from refused
+
+    def _remove(self, fd: int) -> None:
         for own in (OUTPUT, TEMPORARY):
             with suppress(FileNotFoundError):  # it died while it made them
                 clear(own, fd)
@@ -174,9 +212,38 @@ class ServiceFiles:
                 os.unlink(own, dir_fd=fd)
         self._directory.remove()
 
+    def _failed(self, what: str, refused: OSError) -> EngineError:
+        return EngineError(f"{self.path!r} cannot be {what}: {refused}")
+
     def leave(self) -> None:
         """Let go of it: whoever comes next finds what is there. Idempotent."""
-        self._directory.close()
+        with self._guard:
+            self._left = True
+            self._close_unused()
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Keep the directory open for a block, although it may be left meanwhile.
+
+        The number of its descriptor would soon be another file's.
+
+        Raises:
+            EngineError: it was left before.
+        """
+        with self._guard:
+            if self._left:
+                raise EngineError(f"{self.path!r} was left")
+            self._busy = True
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._busy = False
+                self._close_unused()
+
+    def _close_unused(self) -> None:
+        if self._left and not self._busy:
+            self._directory.close()
 
 
 def services_root() -> bytes:

@@ -43,17 +43,20 @@ async def stop(connection: Connection, left: list[RunDirectory]) -> list[Stopped
 
 
 async def _stop_left(connection: Connection, files: ServiceFiles) -> Stopped | None:
+    name = owner = ""
     try:
         text = await aside(files.read)
         record = None if text is None else ServiceRecord.parse(text)
-        if text is None or (record is not None and not record.now()):
+        if text is not None and record is None:
+            return Stopped("unknown", "", "", "the record is torn", files.path)
+        if record is not None:
+            name, owner = record.name, record.owner
+        if record is None or not record.now():
             await aside(files.remove)  # nothing has run, or can run now
             return None
-        if record is None:
-            return Stopped("unknown", "", "", "the record is torn", files.path)
         return await _stop_known(connection, files, record)
-    except OSError as refused:
-        return Stopped("kept", "", "", str(refused), files.path)
+    except errors.EngineError as refused:
+        return Stopped("kept", name, owner, str(refused), files.path)
     finally:
         files.leave()
 
@@ -61,6 +64,12 @@ async def _stop_left(connection: Connection, files: ServiceFiles) -> Stopped | N
 async def _stop_known(
     connection: Connection, files: ServiceFiles, record: ServiceRecord
 ) -> Stopped | None:
+    """Stop a service of which this life of the machine has a record.
+
+    Raises:
+        EngineError: the record cannot be written, or the engine is lost.
+    """
+
     def told(kind: str, reason: str = "") -> Stopped:
         return Stopped(kind, record.name, record.owner, reason, files.path)
 
@@ -72,13 +81,14 @@ async def _stop_known(
     outcome = None
     if not record.stopped:
         record = replace(record, marks=(*record.marks, os.urandom(16).hex()))
-        try:
-            files.write(record)
-            failure, over = await command.stop(connection, files, record)
-        except (errors.BrokerLost, OSError) as lost:
-            return told("kept", str(lost))
+        files.write(record)
+        failure, over = await command.stop(connection, files, record)
         if not over:
             return told("kept", str(failure))
         outcome = told("failed", str(failure)) if failure else told("stopped")
-    await aside(files.remove)
+    try:
+        await aside(files.remove)
+    except errors.EngineError as left:
+        end = outcome.reason if outcome and outcome.reason else "it has stopped"
+        return told("kept", f"{end}; {left}")
     return outcome

@@ -24,7 +24,7 @@ from actors.checks import Native
 from actors.child import Child
 from actors.connection import Connection
 from actors.events import Chunk, Exited
-from actors.services.command import GONE, KEPT, command, failed, merged, stop
+from actors.services.command import GONE, KEPT, add, command, failed, merged, stop
 from actors.services.files import OUTPUT, TEMPORARY, ServiceFiles, ServiceRecord
 from actors.services.life import Happening, ServiceLife, State
 from actors.services.spec import ServiceSpec
@@ -150,7 +150,7 @@ class Running:
             self._ready.exception()  # maybe nobody waits any more
 
     async def _live(self) -> None:
-        files = await aside(ServiceFiles.make)
+        files = ServiceFiles.new()
         try:
             await self._go_through(files)
         except errors.BrokerLost as lost:
@@ -161,17 +161,15 @@ class Running:
             files.leave()
 
     async def _go_through(self, files: ServiceFiles) -> None:
-        record = self._record(files)
-        failure = None
         try:
-            await self._start(files, record)
-        except GONE as lost:  # it may have run
-            failure = errors.ServiceFailed("exited", self._words(f"was lost: {lost}"))
+            record = await self._put_on_record(files)
+            failure = await self._start(record)
         except errors.BrokerLost:
             raise
-        except BaseException:
+        except BaseException as refused:
             self._life.on(Happening.NOT_EXECUTED)
-            await aside(files.remove)
+            for later in await _removed(files):
+                add(refused, later)
             raise
         child = self._child()
         if child is not None:
@@ -182,14 +180,15 @@ class Running:
             await self._serve(child)
         await self._end(files, record, failure)
 
-    def _record(self, files: ServiceFiles) -> ServiceRecord:
-        """Return what goes on record before anything runs."""
+    async def _put_on_record(self, files: ServiceFiles) -> ServiceRecord:
+        """Make its files, and write what has to be known before anything runs."""
+        await aside(files.make)
         ambient, mark = self._connection.ambient(), os.urandom(16).hex()
         env = {os.fsdecode(k): os.fsdecode(v) for k, v in ambient.env.items() if k}
         self.environment = {**env, os.fsdecode(MARK): mark}
         document = self.spec.document(files.own(OUTPUT), files.own(TEMPORARY))
         boot, space = journal.here()
-        return ServiceRecord(
+        record = ServiceRecord(
             name=self.spec.name,
             owner=self.spec.owner,
             stop=tuple(map(_text, self.spec.stop)),
@@ -200,16 +199,22 @@ class Running:
             namespace=space,
             marks=(mark, os.urandom(16).hex()),
         )
+        files.write(record)
+        return record
 
-    async def _start(self, files: ServiceFiles, record: ServiceRecord) -> None:
-        try:
-            files.write(record)
-        except OSError as refused:
-            raise errors.SpawnFailed(
-                refused.errno or 0, "journal", files.path
-            ) from refused
+    async def _start(self, record: ServiceRecord) -> errors.ServiceFailed | None:
+        """Start the command; return why there is no session, although it may have run.
+
+        Raises:
+            EngineError: it has not run.
+        """
         spec = command(self.spec.start, record, OutputPolicy.block(KEPT))
-        self._session = await self._connection.start(spec, None, mark=record.marks[0])
+        mark = record.marks[0]
+        try:
+            self._session = await self._connection.start(spec, None, mark=mark)
+        except GONE as lost:
+            return errors.ServiceFailed("exited", self._words(f"was lost: {lost}"))
+        return None
 
     def _child(self) -> Child | None:
         if self._session is None:
@@ -316,9 +321,18 @@ class Running:
             raise merged([*found, survived]) from None
         self._life.on(Happening.GONE)
         if outcome.over:
-            await aside(files.remove)
+            found += await _removed(files)
         if found:
             raise merged(found)
+
+
+async def _removed(files: ServiceFiles) -> list[errors.EngineError]:
+    """Remove the files of a service that is over; return what failed of that."""
+    try:
+        await aside(files.remove)
+    except errors.EngineError as failure:
+        return [failure]
+    return []
 
 
 class _Tail:

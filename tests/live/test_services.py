@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ import actors
 from actors import Engine, ServiceFailed, ServiceSpec, Settings, SpawnFailed
 from actors.child import Child
 from actors.connection import Connection
+from actors.services import files
+from broker.auth import RunDirectory
 from tests.helpers import (
     DAEMON_TREE,
+    NOT_BLOCKED,
     alive,
     end,
     eventually,
@@ -741,6 +745,182 @@ async def test_a_stop_command_whose_worker_is_lost_is_left_to_the_next_engine(
         (found,) = engine.recovered.services
         assert found.kind == "stopped"
     assert helper.said() == ["started", "stopped", "stopped"]
+
+
+# --- its files -----------------------------------------------------------------------
+
+
+def abandoned() -> list[str]:
+    """Return the directories of services whose lock is free; they stay."""
+    root = Path(os.environ["XDG_RUNTIME_DIR"]) / "creche" / "services"
+    found = RunDirectory.abandoned(bytes(root))
+    for directory in found:
+        directory.close()
+    return [os.path.basename(os.fsdecode(one.location)) for one in found]
+
+
+class Halt:
+    """Holds up a function of the files where it begins, until it is told to go on."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, where: Any, name: str) -> None:
+        self.reached, self.on = threading.Event(), threading.Event()
+        work = getattr(where, name)
+
+        def held(*words: Any) -> Any:
+            self.reached.set()
+            assert self.on.wait(NOT_BLOCKED)
+            return work(*words)
+
+        patch.setattr(where, name, held)
+
+
+def test_files_that_are_left_during_their_removal_stay_open_until_its_end(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halt = Halt(monkeypatch, files, "clear")
+    mine = files.ServiceFiles.new()
+    mine.make()
+    (Path(mine.own(files.TEMPORARY)) / "file").touch()
+    bystander = helper.directory / "bystander"
+    (bystander / "tmp" / "kept").mkdir(parents=True)
+    removing = threading.Thread(target=mine.remove)
+    removing.start()
+    assert halt.reached.wait(NOT_BLOCKED)
+    mine.leave()
+    others = [os.open(bystander, os.O_DIRECTORY) for _ in range(3)]
+    assert abandoned() == []
+    halt.on.set()
+    removing.join()
+    for fd in others:
+        os.close(fd)
+    assert (bystander / "tmp" / "kept").exists()
+    assert directories("") == []
+    with pytest.raises(actors.EngineError, match="was left"):
+        mine.remove()
+
+
+def test_files_that_are_left_while_they_are_made_are_free_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    halt = Halt(monkeypatch, RunDirectory, "lock")
+    mine = files.ServiceFiles.new()
+    making = threading.Thread(target=mine.make)
+    making.start()
+    assert halt.reached.wait(NOT_BLOCKED)
+    mine.leave()
+    halt.on.set()
+    making.join()
+    (name,) = abandoned()
+    assert name == os.path.basename(mine.path)
+    (left,) = RunDirectory.abandoned(os.path.dirname(os.fsencode(mine.path)))
+    files.ServiceFiles(left).remove()
+
+
+async def test_an_engine_that_is_cancelled_in_recovery_lets_a_removal_come_to_its_end(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine() as engine:
+        service = await engine.service(helper.spec())
+        child = await engine.spawn(python("signal.pause()", helper.word))
+        Parts.of(child.pid).crash()
+        with pytest.raises(actors.BrokerLost):
+            await service.aclose()
+    halt = Halt(monkeypatch, files, "clear")
+    entering = asyncio.ensure_future(Engine().__aenter__())
+    assert await asyncio.to_thread(halt.reached.wait, NOT_BLOCKED)
+    entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    assert abandoned() == []
+    halt.on.set()
+    await asyncio.to_thread(eventually, lambda: directories("") == [])
+    assert helper.said() == ["started", "stopped"]
+
+
+def unclearable(*_: Any) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+async def test_a_directory_that_cannot_be_removed_is_told_beside_the_first_failure(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper.stop = "exit 9"
+    async with Engine() as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "clear", unclearable)
+            service = await engine.service(helper.spec())
+            with pytest.raises(ServiceFailed, match=r"code 9.*cannot be removed"):
+                await service.aclose()
+            spec = ServiceSpec("x", "test", ["/nowhere/at/all"], ["true"])
+            with pytest.raises(SpawnFailed) as failed:
+                await engine.service(spec)
+            assert failed.value.path == "/nowhere/at/all"
+            assert "cannot be removed" in failed.value.__notes__[0]
+            helper.stop = ""
+            service = await engine.service(helper.spec())
+            with pytest.raises(actors.EngineError, match="cannot be removed"):
+                await service.aclose()
+    gone(helper.word)
+    async with Engine() as engine:
+        # Two have stopped, the third one's start command has never run.
+        (found,) = engine.recovered.services
+        assert (found.kind, found.name) == ("stopped", "x")
+    assert directories("") == []
+
+
+async def test_recovery_tells_both_how_a_service_stopped_and_that_its_files_stay(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper.stop = "exit 9"
+    async with Engine() as engine:
+        service = await engine.service(helper.spec())
+        child = await engine.spawn(python("signal.pause()", helper.word))
+        Parts.of(child.pid).crash()
+        with pytest.raises(actors.BrokerLost):
+            await service.aclose()
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "clear", unclearable)
+        for words in ("code 9", "it has stopped"):
+            async with Engine() as engine:
+                (found,) = engine.recovered.services
+                assert (found.kind, found.name, found.owner) == (
+                    "kept",
+                    "helper",
+                    "test",
+                )
+                assert words in found.reason
+                assert "cannot be removed" in found.reason
+    async with Engine() as engine:
+        assert engine.recovered.services == ()
+    assert helper.said() == ["started", "stopped"]
+
+
+@pytest.mark.parametrize(
+    ("call", "name"), [("mkdir", files.TEMPORARY), ("open", files.NEW)]
+)
+async def test_a_service_whose_files_cannot_be_made_is_not_started_and_leaves_none(
+    call: str,
+    name: bytes,
+    opened: Opened,
+    helper: Helper,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = getattr(os, call)
+
+    def full(path: Any, *words: Any, **options: Any) -> Any:
+        if path == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return work(path, *words, **options)
+
+    async with opened() as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, full)
+            with pytest.raises(SpawnFailed) as failed:
+                await engine.service(helper.spec())
+        assert (failed.value.errno, failed.value.step) == (errno.ENOSPC, "journal")
+        assert directories("") == []
+        assert helper.said() == []
+        await (await engine.service(helper.spec())).aclose()
 
 
 # --- a real one ----------------------------------------------------------------------
