@@ -166,7 +166,7 @@ class Running:
             failure = await self._start(record)
         except errors.BrokerLost:
             raise
-        except BaseException as refused:
+        except Exception as refused:  # not if cancelled: it may have run by now
             self._life.on(Happening.NOT_EXECUTED)
             for later in await _removed(files):
                 add(refused, later)

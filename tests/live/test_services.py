@@ -557,6 +557,26 @@ async def test_s50_a_lost_engine_leaves_the_stop_command_to_the_next(
         gone(word)
 
 
+async def test_a_start_that_is_cancelled_on_its_way_leaves_a_record(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Connection.start
+
+    async def never(*words: Any, **options: Any) -> None:
+        await start(*words, **options)
+        await asyncio.Event().wait()
+
+    async with Engine() as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "start", never)
+            waiting = asyncio.ensure_future(refused(engine, helper.spec()))
+            await asyncio.to_thread(eventually, lambda: helper.said() == ["started"])
+            (life,) = (t for t in asyncio.all_tasks() if "Running._live" in repr(t))
+            life.cancel()  # as the end of its loop does
+            assert (await waiting).reason == "dropped"
+    await stopped_by_the_next(helper)
+
+
 # --- a stop command that is refused --------------------------------------------------
 
 
