@@ -61,6 +61,20 @@ _taking = threading.Lock()
 """Held while a thread of this process looks whether another one has a directory."""
 
 
+def _hold_nothing() -> None:
+    """Forget, in a forked copy, what its parent holds: locks are not inherited.
+
+    What a dead parent left would count as in use otherwise. And the thread that was
+    looking at the time of the fork is not there to finish.
+    """
+    global _taking  # noqa: PLW0603 - as it was made
+    _held.clear()
+    _taking = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_hold_nothing)
+
+
 def usual_endpoint(environ: Mapping[str, str], uid: int) -> str:
     """Return where the shared broker of `uid` listens unless told otherwise."""
     path = os.path.join(runtime_root(environ, uid), BROKER_SOCKET)

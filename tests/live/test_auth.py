@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -366,6 +367,51 @@ def test_a_second_lock_in_one_process_is_refused_and_does_not_break_the_first(
         second.lock()
     with pytest.raises(AlreadyRunning):
         in_another_process(bytes(root))
+
+
+def test_a_forked_copy_waits_for_no_thread_of_its_parent(root: Path) -> None:
+    with closing(RunDirectory.create(bytes(root), RUN)) as held:
+        held.lock()
+        with auth._taking:
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(15)
+                code = 1
+                try:
+                    RunDirectory.create(bytes(root), b"run-2").lock()
+                    with pytest.raises(AlreadyRunning):
+                        RunDirectory.create(bytes(root), RUN).lock()
+                    code = 0
+                finally:
+                    os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        with pytest.raises(AlreadyRunning):
+            in_another_process(held.location)
+
+
+FORKS = """
+import os, signal, sys
+from broker.auth import RunDirectory
+held = RunDirectory.create(os.fsencode(sys.argv[1]), b"run-1")
+held.lock()
+parent = os.getpid()
+if os.fork() == 0:
+    signal.alarm(15)
+    while os.getppid() == parent:
+        signal.sigtimedwait([], 0.02)
+    (found,) = RunDirectory.abandoned(os.fsencode(sys.argv[1]))
+    found.remove()
+    os.write(1, b"removed")
+    os._exit(0)
+os.kill(parent, signal.SIGKILL)
+"""
+
+
+def test_a_forked_copy_inherits_what_its_dead_parent_held(root: Path) -> None:
+    command = [sys.executable, "-c", FORKS, str(root)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    assert done.stdout == b"removed"
+    assert list(root.iterdir()) == []
 
 
 def test_a_closed_directory_can_be_locked_anew(root: Path) -> None:

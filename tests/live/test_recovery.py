@@ -719,6 +719,49 @@ async def test_s51_a_stop_command_whose_end_is_on_record_is_not_run_again(
         assert not record.parent.exists()
 
 
+FORKS = """
+def in_the_copy(parent):
+    while os.getppid() == parent:
+        signal.sigtimedwait([], 0.02)
+    asyncio.events._set_running_loop(None)
+    (found,) = asyncio.run(recovered()).services
+    say("copy", found.kind)
+
+async def recovered():
+    async with actors.Engine() as engine:
+        return engine.recovered
+
+async def main():
+    async with actors.Engine() as engine:
+        shell = ["/bin/sh", "-c"]
+        spec = actors.ServiceSpec(
+            "helper", "test", [*shell, heard()], [*shell, heard()]
+        )
+        service = await engine.service(spec)
+        parent = os.getpid()
+        if os.fork() == 0:
+            signal.alarm(60)
+            try:
+                in_the_copy(parent)
+            finally:
+                os._exit(0)
+        say("pid", service.pid)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_forked_copy_stops_the_services_of_its_dead_parent(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    with client(tmp_path, FORKS) as program:
+        program.tell(f"echo started >>{log.path}; echo up; exec sleep 150")
+        program.tell(f"echo stopped >>{log.path}")
+        Crashed(program, [program.number("pid")]).crash()
+        assert program.said("copy") == ["stopped"]
+    assert log.said() == ["started", "stopped"]
+
+
 async def test_s51_engines_that_start_at_once_stop_it_once(tmp_path: Path) -> None:
     word, log = tag(), Log(tmp_path)
     with served(tmp_path, word) as crashed:
