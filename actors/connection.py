@@ -601,7 +601,7 @@ def _scratch_root(settings: Settings, endpoint: str | None) -> bytes:
         return os.fsencode(root if isinstance(root, str | bytes) else root.__fspath__())
     if endpoint is not None:
         return os.path.join(os.path.dirname(auth.endpoint_path(endpoint)), DIRECTORY)
-    return os.path.join(places.runtime_root(os.environ, os.geteuid()), DIRECTORY)
+    return places.place(DIRECTORY, os.environ, os.geteuid())
 
 
 def _attached(reply: Message) -> Record:

@@ -13,7 +13,7 @@ from actors.aside import aside
 from actors.connection import Connection
 from broker.auth import RunDirectory
 from broker.errors import InvalidRequest
-from broker.places import JOURNAL, SERVICES, runtime_root
+from broker.places import JOURNAL, SERVICES, place
 
 if TYPE_CHECKING:
     from actors.services.leftover import Stopped
@@ -63,13 +63,12 @@ async def stop_left(connection: Connection) -> "list[Stopped]":
     return await leftover.stop(connection, left)
 
 
-def _left(place: bytes) -> list[RunDirectory]:
+def _left(name: bytes) -> list[RunDirectory]:
     """Lock and return what dead engines, or clients, left in their place.
 
     A runtime directory that is refused holds nothing of ours.
     """
-    root = os.path.join(runtime_root(os.environ, os.geteuid()), place)
     try:
-        return RunDirectory.abandoned(root)
+        return RunDirectory.abandoned(place(name, os.environ, os.geteuid()))
     except InvalidRequest:
         return []

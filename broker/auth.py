@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Final, NamedTuple, Self
 
 from broker.errors import AlreadyRunning, InvalidRequest
-from broker.places import RUN_PREFIX, runtime_root
+from broker.places import RUN_PREFIX, place
 
 __all__ = [
     "BROKER_SOCKET",
@@ -77,8 +77,7 @@ os.register_at_fork(after_in_child=_hold_nothing)
 
 def usual_endpoint(environ: Mapping[str, str], uid: int) -> str:
     """Return where the shared broker of `uid` listens unless told otherwise."""
-    path = os.path.join(runtime_root(environ, uid), BROKER_SOCKET)
-    return "ipc://" + os.fsdecode(path)
+    return "ipc://" + os.fsdecode(place(BROKER_SOCKET, environ, uid))
 
 
 def endpoint_path(endpoint: str | None) -> bytes:

@@ -152,9 +152,9 @@ class Opening(NamedTuple):
 
 
 def _name_journal() -> str:
-    root = places.runtime_root(os.environ, os.geteuid())
+    root = places.place(places.JOURNAL, os.environ, os.geteuid())
     name = places.RUN_PREFIX + os.urandom(8).hex().encode()
-    return os.fsdecode(os.path.join(root, places.JOURNAL, name))
+    return os.fsdecode(os.path.join(root, name))
 
 
 def _settle(log: str | None) -> None:

@@ -7,7 +7,7 @@ anything as large as that is imported.
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["JOURNAL", "RUN_PREFIX", "SERVICES", "runtime_root"]
+__all__ = ["JOURNAL", "RUN_PREFIX", "SERVICES", "place", "runtime_root"]
 
 RUN_PREFIX: Final = b"run-"
 """Names of directories of one engine, or one service, begin so."""
@@ -26,3 +26,8 @@ def runtime_root(environ: Mapping[str, str], uid: int) -> bytes:
     if given.startswith(b"/"):
         return given.rstrip(b"/") + b"/creche"
     return b"/run/creche" if uid == 0 else b"/tmp/creche-%d" % uid
+
+
+def place(name: bytes, environ: Mapping[str, str], uid: int) -> bytes:
+    """Return where what is called `name` lies below that directory."""
+    return runtime_root(environ, uid) + b"/" + name

@@ -28,9 +28,9 @@ from actors.scratch import clear
 from broker import journal
 from broker.auth import RunDirectory
 from broker.errors import EngineError, SpawnFailed
-from broker.places import RUN_PREFIX, SERVICES, runtime_root
+from broker.places import RUN_PREFIX, SERVICES, place
 
-__all__ = ["ServiceFiles", "ServiceRecord", "services_root"]
+__all__ = ["ServiceFiles", "ServiceRecord"]
 
 RECORD, NEW = b"record", b"record.new"
 OUTPUT, TEMPORARY = b"output", b"tmp"
@@ -120,7 +120,8 @@ class ServiceFiles:
     def new(cls) -> Self:
         """Return those of a new service, of which nothing is made yet."""
         name = RUN_PREFIX + os.urandom(8).hex().encode()
-        return cls(RunDirectory(-1, os.path.join(services_root(), name)))
+        root = place(SERVICES, os.environ, os.geteuid())
+        return cls(RunDirectory(-1, os.path.join(root, name)))
 
     def make(self) -> None:
         """Make and lock the directory; `remove` takes back what of it was made.
@@ -244,8 +245,3 @@ class ServiceFiles:
     def _close_unused(self) -> None:
         if self._left and not self._busy:
             self._directory.close()
-
-
-def services_root() -> bytes:
-    """Return the directory below which clients of this user keep their services."""
-    return os.path.join(runtime_root(os.environ, os.geteuid()), SERVICES)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from broker.places import runtime_root
+from broker.places import SERVICES, place, runtime_root
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,4 @@ def test_the_root_is_the_users_own(
     environ: dict[str, str], uid: int, root: bytes
 ) -> None:
     assert runtime_root(environ, uid) == root
+    assert place(SERVICES, environ, uid) == root + b"/services"
