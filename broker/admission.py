@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from broker.registry import Ask, Capacity, Session, State
+from broker.registry import Capacity, Session, State
 from broker.wire import Message
 
 BROKER: Final = "broker"
@@ -54,8 +54,7 @@ class Applicant:
 
     Attributes:
         token: names it, together with its owner key.
-        message: the first SPAWN that asked for it.
-        asks: whoever is to be answered, first of all its client.
+        asked: the SPAWNs that ask for it, first of all the one that is carried out.
         limits: which have to have room.
         came: when it came (seconds, monotonic).
         ends: when it is refused (seconds, monotonic).
@@ -63,17 +62,21 @@ class Applicant:
     """
 
     token: Token
-    message: Message
-    asks: list[Ask]
+    asked: list[Message]
     limits: list[Limit]
     came: float = 0.0
     ends: float = 0.0
     stuck: list[Limit] = field(default_factory=list)
 
     @property
+    def message(self) -> Message:
+        """The SPAWN that is carried out."""
+        return self.asked[0]
+
+    @property
     def client(self) -> int:
         """The client that it dies with."""
-        return self.asks[0].client
+        return self.message.client
 
 
 def limits(owner: bytes, message: Message, capacity: Capacity) -> list[Limit]:

@@ -324,11 +324,10 @@ class Keeper:
                 return None
             return self._completed(session, asked, message)
         if kind is Kind.CLOSED and message.request:
-            reader = Ask(message.client, message.request)
-            if reader == session.runs:
+            if session.runs and session.ended is None:
                 self._ended(session, message)
                 self._announce(session, "closed")
-            if session.pending.pop(reader, None) is None:
+            if session.pending.pop(Ask(message.client, message.request), None) is None:
                 return None  # it was robbed, and told so instead
         elif not message.request:
             if kind is Kind.EXITED:

@@ -218,8 +218,8 @@ class Session:
     """Clients that read it without owning it: what they hold ends with them."""
     visitors: set[int] = field(default_factory=set)
     """Clients that want to be told of its end without owning it."""
-    runs: Ask | None = None
-    """The capture whose end is the end of this session, which releases itself."""
+    runs: bool = False
+    """Whether it releases itself, and only the end of a capture tells of its own."""
     used: float = 0.0
     """When it was last written to, polled, resized or signalled."""
     evicted: bool = False
@@ -236,8 +236,6 @@ class Session:
     """Of a lost one: nothing of its tree is left."""
     told: float = 0.0
     """When START was sent."""
-    adopted: bool = False
-    """Whether it was started for an earlier broker."""
 
     def memo(self, ends: float | None) -> bytes:
         """Return what another broker has to know of it; it lives till `ends` at most.
@@ -254,7 +252,7 @@ class Session:
         """Return the session of a memo, and when it ends without an owner."""
         client, owner, scope, token, kill_on_drop, ttl, used, ends = unpack(memo)
         names = number, client, owner, scope, token, worker
-        return cls(*names, kill_on_drop, ttl, used=used, adopted=True), ends
+        return cls(*names, kill_on_drop, ttl, used=used), ends
 
     @property
     def stays(self) -> bool:

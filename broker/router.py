@@ -478,11 +478,10 @@ class Router(Keeper):
 
     def _spawn(self, client: Client, message: Message) -> None:
         token = (client.owner, message.body["token"])
-        ask = Ask(client.id, message.request)
         if token in self.tokens:
             self._spawn_again(client, message, self.tokens[token])
         elif token in self.line.waiting:
-            self.line.waiting[token].asks.append(ask)
+            self.line.waiting[token].asked.append(message)
         elif self.doubt and message.body["again"]:
             lost = "its worker may have been lost with the broker: it may have run"
             self._refuse(client, message, errors.WorkerLost(lost))
@@ -490,7 +489,7 @@ class Router(Keeper):
             self._refuse(client, message, misfit)
         else:
             limits = admission.limits(client.owner, message, self.capacity)
-            applicant = Applicant(token, message, [ask], limits, self._now)
+            applicant = Applicant(token, [message], limits, self._now)
             self.line.add(applicant)
             self._admit()
             if token in self.line.waiting:
@@ -564,9 +563,8 @@ class Router(Keeper):
         self._answer_all(applicant, errors.CapacityExceeded(RETRY_AFTER, full))
 
     def _answer_all(self, applicant: Applicant, error: errors.EngineError) -> None:
-        for ask in applicant.asks:
-            base = Message(Kind.SPAWN, ask.client, ask.request, 0, self.epoch)
-            self._to(ask, failure(base, error))
+        for spawn in applicant.asked:
+            self._to(Ask(spawn.client, spawn.request), failure(spawn, error))
 
     def _start(self, applicant: Applicant) -> Session:
         """Give a spawn its session and its worker."""
@@ -584,21 +582,23 @@ class Router(Keeper):
             body["detach_ttl"],
             used=self._now,
             told=self._now,
+            runs=body["release"],
         )
         self.latency.note("queued", applicant.came, self._now)
         self.sessions[session.id] = session
         self.slots[session.worker] = session.id
         self.tokens[applicant.token] = session.id
         self.due[session.id] = self._now + START_TIMEOUT
-        session.pending.update(dict.fromkeys(applicant.asks, Kind.SPAWN))
+        asks = [Ask(spawn.client, spawn.request) for spawn in applicant.asked]
+        session.pending.update(dict.fromkeys(asks, Kind.SPAWN))
         if body["reader"] is not None:
-            reader = Ask(message.client, body["reader"])
-            session.pending[reader] = Kind.OPEN
-            session.runs = reader if body["release"] else None
+            session.pending[Ask(message.client, body["reader"])] = Kind.OPEN
         terms = {name: body[name] for name in _START_TERMS}
         terms["memo"] = session.memo(None) if self.grace else b""
         start = message._replace(kind=Kind.START, session=session.id, body=terms)
         self._tell(session, start)
+        for spawn in applicant.asked[1:]:
+            self._capture_again(session, spawn)
         self._announce(session, "starting")
         self._refill()
         return session
@@ -615,8 +615,7 @@ class Router(Keeper):
                 session.pending[Ask(client.id, message.request)] = Kind.SPAWN
             else:
                 self._answer_again(client, message, session, session.answer)
-            if session.adopted and message.body["reader"] is not None:
-                self._capture_again(session, message)
+            self._capture_again(session, message)
 
     def _answer_again(
         self, client: Client, spawn: Message, session: Session, answer: Message
@@ -627,12 +626,19 @@ class Router(Keeper):
         self._tell_end(client, session)
 
     def _capture_again(self, session: Session, spawn: Message) -> None:
-        """Open the capture of a spawn that was before: nobody has got any of it."""
+        """Open the capture that comes with a spawn that was before, if there is one.
+
+        What it gets begins with the first byte, or says what was dropped. Nobody but
+        the owner has one: any other is told that it is none.
+        """
+        reader = Ask(spawn.client, spawn.body["reader"] or 0)
+        foreign = spawn.client != session.client
+        if not reader.request or reader in session.pending or foreign:
+            return
         body = {name: spawn.body[name] for name in ("chunks", "bytes")}
         body |= {"after": None, "newest": False, "capture": True}
-        ids = spawn.client, spawn.body["reader"], session.id, self.epoch
-        opening = Message(Kind.OPEN, *ids, 0.0, body)
-        self._pass_on(session, opening, Ask(opening.client, opening.request))
+        opening = Message(Kind.OPEN, *reader, session.id, self.epoch, 0.0, body)
+        self._pass_on(session, opening, reader)
 
     # -- those who watch --------------------------------------------------------
 

@@ -1,6 +1,8 @@
-"""How many sessions there may be, and who waits for room."""
+"""How many sessions there may be, who waits for room, and who asks for one twice."""
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,3 +107,54 @@ async def test_s6_an_evicted_child_is_readable_and_says_why() -> None:
         last = await old[1].poll()
         assert last.stderr == b"[creche: evicted to make room for another session]\n"
         assert last.done
+
+
+async def test_runs_of_one_request_id_at_a_time_all_get_the_output() -> None:
+    command = ["sh", "-c", "echo out; echo err >&2; exit 3"]
+    async with actors.Engine() as engine:
+        runs = [engine.run(command, request_id="job") for _ in range(3)]
+        for done in await asyncio.wait_for(asyncio.gather(*runs), NOT_BLOCKED):
+            assert (done.stdout, done.stderr) == (b"out\n", b"err\n")
+            assert done.returncode == 3
+
+
+async def test_runs_of_one_request_id_that_wait_for_room_all_get_the_output() -> None:
+    async with (
+        actors.Engine() as engine,
+        engine.scope(capacity=1, queue=NOT_BLOCKED) as scope,
+    ):
+        first = await scope.spawn(program(REST))
+        runs = [
+            asyncio.create_task(scope.run(["echo", "out"], request_id="job"))
+            for _ in range(3)
+        ]
+        while (await engine.info()).counts["waiting"] != 1:
+            await asyncio.sleep(0.01)
+        await first.kill()
+        for done in await asyncio.wait_for(asyncio.gather(*runs), NOT_BLOCKED):
+            assert done.stdout == b"out\n"
+
+
+async def test_a_run_of_what_was_spawned_before_gets_the_output(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    command = ["sh", "-c", f"echo out; until test -e {gate}; do sleep 0.01; done"]
+    async with actors.Engine() as engine:
+        child = await engine.spawn(command, request_id="job")
+        await child.expect("out", timeout=NOT_BLOCKED)
+        run = asyncio.create_task(engine.run(command, request_id="job"))
+        gate.touch()
+        done = await asyncio.wait_for(run, NOT_BLOCKED)
+        assert (done.stdout, done.returncode) == (b"out\n", 0)
+
+
+async def test_a_run_says_so_if_what_was_spawned_before_has_lost_output() -> None:
+    command = ["sh", "-c", "head -c 65536 /dev/zero; echo over; read line"]
+    kept = actors.OutputPolicy("tail", 4096)
+    options: dict[str, Any] = {"stdin": "pipe", "retention": kept}
+    async with actors.Engine() as engine:
+        child = await engine.spawn(command, request_id="job", **options)
+        await child.expect("over", timeout=NOT_BLOCKED)
+        run = asyncio.create_task(engine.run(command, request_id="job", **options))
+        await child.close_stdin()
+        with pytest.raises(actors.OutputLost):
+            await asyncio.wait_for(run, NOT_BLOCKED)

@@ -24,6 +24,7 @@ from broker import auth, errors, wire
 from broker.link import Link, in_time
 from broker.wire import Kind, Message
 from tests.helpers import (
+    FOREVER,
     NOT_BLOCKED,
     SPAWN,
     alive,
@@ -586,6 +587,34 @@ asyncio.run(main())
         assert left.dropped > 0
         await engine.kill([left.id])
         assert not tagged(word)
+
+
+async def test_the_run_of_a_killed_client_gives_the_next_one_all_its_output(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    command = ["sh", "-c", f"echo first; read line < {gate}; echo $line; exit 3"]
+    options: dict[str, Any] = {"request_id": "job", "detach_ttl": float(FOREVER)}
+    body = f"""
+async def main():
+    async with actors.Engine({endpoint!r}, owner_key={KEY!r}) as engine:
+        def into(stream, data):
+            say(data.decode().strip())
+        await engine.run({command!r}, into=into, **{options!r})
+
+asyncio.run(main())
+"""
+    with client(tmp_path, body) as program:
+        await asyncio.to_thread(program.said, "first")
+        program.kill()
+    async with actors.Engine(endpoint, owner_key=KEY) as engine:
+        while (await engine.children())[0].owner_alive:
+            await asyncio.sleep(0.01)
+        run = asyncio.create_task(engine.run(command, **options))
+        await asyncio.to_thread(gate.write_text, "last\n")
+        done = await asyncio.wait_for(run, NOT_BLOCKED)
+        assert (done.stdout, done.returncode) == (b"first\nlast\n", 3)
 
 
 # -- a client that stands still -------------------------------------------------

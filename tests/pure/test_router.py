@@ -650,7 +650,7 @@ def test_s5_a_large_wish_is_not_starved_by_small_ones() -> None:
     assert starts(world.push(worker, Kind.EXITED, session)) == []
     world.ask(A, Kind.KILL, other, RELEASE)
     assert starts(world.idle(second, other)) == [large]
-    assert next(iter(world.router.line.waiting.values())).asks[0].request == small
+    assert next(iter(world.router.line.waiting.values())).message.request == small
 
 
 def test_s5_a_spawn_that_waited_long_enough_is_refused(world: World) -> None:
@@ -910,6 +910,75 @@ def test_a_spawn_asked_again_is_answered_as_before(world: World) -> None:
     assert action.message.session == session
     assert action.message.body == {"pid": 5}
     assert world.ask(A, Kind.SPAWN, body=SPAWN, request=0) == []
+
+
+def opened(actions: list[Action]) -> list[tuple[int, int]]:
+    """The readers for which a capture was opened, each with its client."""
+    wanted = OPEN | {"capture": True}
+    found = [a.message for a in actions if isinstance(a, ToWorker)]
+    found = [message for message in found if message.kind is Kind.OPEN]
+    assert all(message.body == wanted for message in found)
+    return [(message.client, message.request) for message in found]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("first", [None, 500])
+def test_a_run_asked_again_gets_its_output_too(
+    world: World, first: int | None, answered: bool
+) -> None:
+    release = first is not None
+    session, worker, start = world.spawn(reader=first, release=release)
+    number = world.clients[A]
+    if answered:
+        world.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+    again = world.ask(A, Kind.SPAWN, body=SPAWN | {"reader": 600, "release": True})
+    assert opened(again) == [(number, 600)]
+    assert told(again) == [(worker, Kind.OPEN)]
+    for reader in filter(None, [first, 600]):
+        closed = world.push(worker, Kind.CLOSED, session, reader)
+        assert answers(closed) == [(A, Kind.CLOSED, reader)]
+    assert answers(world.push(worker, Kind.CLOSED, session, 600)) == []
+
+
+def test_a_capture_that_is_open_is_not_opened_again(world: World) -> None:
+    world.spawn(reader=500)
+    assert world.ask(A, Kind.SPAWN, body=SPAWN | {"reader": 500}) == []
+
+
+def test_a_run_of_a_client_that_is_gone_gives_the_next_one_all_its_output() -> None:
+    world = World(shared=True)
+    world.hello(A)
+    world.hello(B)
+    world.started(A, reader=500, detach_ttl=60.0)
+    assert owned(refusal(world.ask(B, Kind.SPAWN, body=SPAWN | {"reader": 600})))
+    world.happen(ClientGone(A))
+    actions = world.ask(B, Kind.SPAWN, body=SPAWN | {"reader": 600})
+    assert opened(actions) == [(world.clients[B], 600)]
+
+
+@pytest.mark.parametrize("first", [None, 500])
+def test_each_run_that_waits_under_one_token_gets_the_output(
+    two: World, first: int | None
+) -> None:
+    session, worker = two.started(A, **SCOPE)
+    waits = {"token": "u", "queue": 5.0, **SCOPE}
+    spawning(two, A, reader=first, **waits)
+    spawning(two, A, reader=600, **waits)
+    spawning(two, A, **waits)
+    spawning(two, AGAIN, reader=700, **waits)  # it will not be the owner
+    actions = two.push(worker, Kind.EXITED, session)
+    (started,) = {a.worker for a in actions if isinstance(a, ToWorker)}
+    assert told(actions) == [(started, Kind.START), (started, Kind.OPEN)]
+    assert opened(actions) == [(two.clients[A], 600)]
+
+
+def test_a_run_whose_first_capture_was_stopped_ends_with_another(world: World) -> None:
+    stream = watch(world)
+    session, worker = world.started(reader=500, release=True)
+    world.ask(A, Kind.SPAWN, body=SPAWN | {"reader": 600, "release": True})
+    world.ask(A, Kind.STOP, session, {"target": 500})
+    said = world.push(worker, Kind.CLOSED, session, 600)
+    assert events(said, stream) == ["exited", "closed"]
 
 
 def test_tokens_of_other_owners_are_other_tokens(shared: World) -> None:
@@ -2313,6 +2382,8 @@ class Traffic(RuleBasedStateMachine):
         self.workers: dict[int, FakeWorker] = {}
         self.pool = False
         self.open: dict[tuple[int, int], Kind] = {}
+        self.captures: dict[tuple[int, int], tuple[int, int]] = {}
+        self.unopened: set[tuple[int, int]] = set()
         self.answered: Counter[tuple[int, int]] = Counter()
         self.excused: set[tuple[int, int]] = set()
         self.starts: Counter[tuple[bytes, str]] = Counter()
@@ -2388,6 +2459,8 @@ class Traffic(RuleBasedStateMachine):
             final |= {Kind.CLOSED}
         if key in self.open and message.kind in final:
             self.answered[key] += 1
+        if message.kind is Kind.REPLY and key in self.captures:
+            self.unopened.discard(self.captures[key])
 
     def ask(self, peer: bytes, kind: Kind, session: int = 0, body: Any = None) -> None:
         message = self.world.message(peer, kind, session, body)
@@ -2436,9 +2509,11 @@ class Traffic(RuleBasedStateMachine):
         reader = None
         if reads:
             self.world.last_request = reader = self.world.last_request + 1
-            self.open[self.clients[peer], reader] = Kind.OPEN
-            # It is a request only once the start is accepted.
-            self.excused.add((self.clients[peer], reader))
+            capture = self.clients[peer], reader
+            self.open[capture] = Kind.OPEN
+            # It is a request only once the start is answered.
+            self.unopened.add(capture)
+            self.captures[self.clients[peer], reader + 1] = capture
         body = {"token": token, "reader": reader, "kill_on_drop": not stays}
         self.ask(peer, Kind.SPAWN, body=SPAWN | body | limits)
 
@@ -2776,7 +2851,8 @@ class Traffic(RuleBasedStateMachine):
             self.come_to_rest()
         self.world.now += 10.0
         self.happen(Tick())
-        waiting = self.open.keys() - self.answered.keys() - self.excused
+        excused = self.excused | self.unopened
+        waiting = self.open.keys() - self.answered.keys() - excused
         assert not waiting, {self.open[key] for key in waiting}
         self.every_invariant_once_more()
         for peer in list(self.clients):
