@@ -74,9 +74,9 @@ class Applicant:
         return self.asked[0]
 
     @property
-    def client(self) -> int:
-        """The client that it dies with."""
-        return self.message.client
+    def clients(self) -> set[int]:
+        """Those who ask for it: it dies with the last of them."""
+        return {spawn.client for spawn in self.asked}
 
 
 def limits(owner: bytes, message: Message, capacity: Capacity) -> list[Limit]:
@@ -191,19 +191,16 @@ class Line:
                 yield applicant
 
     def of_client(self, client: int) -> list[Applicant]:
-        """Take out what dies with a client."""
-        return self._take(a for a in self.waiting.values() if a.client == client)
+        """Return what a client asks for."""
+        return [a for a in self.waiting.values() if client in a.clients]
 
     def late(self, now: float) -> list[Applicant]:
         """Take out whoever has waited long enough."""
-        return self._take(a for a in self.waiting.values() if a.ends <= now)
+        taken = [a for a in self.waiting.values() if a.ends <= now]
+        for applicant in taken:
+            del self.waiting[applicant.token]
+        return taken
 
     def next_deadline(self) -> float | None:
         """Return when the first of them has waited long enough."""
         return min((a.ends for a in self.waiting.values()), default=None)
-
-    def _take(self, found: Iterable[Applicant]) -> list[Applicant]:
-        taken = list(found)
-        for applicant in taken:
-            del self.waiting[applicant.token]
-        return taken

@@ -26,8 +26,8 @@ Theory of operation
   leaves a tombstone for the spawn's token: a retry never starts a second child.
 * A spawn over a limit is refused, or waits in the `Line` (`admission`), which is looked
   at whenever something ended. It has no session before it has room, and goes with its
-  client, its lease, its token's drop, and its time. One that may evict has others end,
-  and waits for that.
+  time, and with the last client that asked for it: that one's end, lease or drop of its
+  token. One that may evict has others end, and waits for that.
 * Whoever watches is told what happens to the sessions of its key (`watchers`). CREDIT
   and STOP for session 0 are those of its stream.
 * A worker that does not answer START within `START_TIMEOUT`, or a KILL within the time
@@ -195,6 +195,7 @@ class Router(Keeper):
         self.retention.ripen(self.sessions, self._now)
         self._end_surplus()
         for late in self.line.late(self._now):
+            self._room = True  # for those who came behind it
             self._refuse_full(late)
 
     def _pool_gone(self, *, proven: bool) -> None:
@@ -393,9 +394,22 @@ class Router(Keeper):
 
     def _drop_all(self, client: Client) -> None:
         for applicant in self.line.of_client(client.id):
-            self._answer_all(applicant, errors.SessionNotFound())
+            self._take_back(applicant, client)
         for session in self._owned_by(client):
             self._drop(session)
+
+    def _take_back(self, applicant: Applicant, client: Client) -> None:
+        """Let a client wait no more; whoever asked next for the same goes on."""
+        self._room = True
+        owner, _ = applicant.token
+        rest = [spawn for spawn in applicant.asked if spawn.client != client.id]
+        taken = [spawn for spawn in applicant.asked if spawn.client == client.id]
+        if rest:
+            applicant.asked = rest
+            applicant.limits = admission.limits(owner, rest[0], self.capacity)
+        else:
+            del self.line.waiting[applicant.token]
+        self._answer_all(taken, errors.SessionNotFound())
 
     def _owned_by(self, client: Client) -> list[Session]:
         return [s for s in self.sessions.values() if s.client == client.id]
@@ -553,17 +567,17 @@ class Router(Keeper):
             self._end(session, "evicted")
             self._room = True
             return
-        client = self.clients[self.peers[applicant.client]]
+        client = self.clients[self.peers[applicant.message.client]]
         body = {"sessions": [session.id]}
         unasked = Message(Kind.KILL_MANY, client.id, 0, 0, self.epoch, 0.0, body)
         self._kill_each(client, unasked, DROP_TIMEOUT, "evicted")
 
     def _refuse_full(self, applicant: Applicant) -> None:
         full = str(applicant.stuck[0])
-        self._answer_all(applicant, errors.CapacityExceeded(RETRY_AFTER, full))
+        self._answer_all(applicant.asked, errors.CapacityExceeded(RETRY_AFTER, full))
 
-    def _answer_all(self, applicant: Applicant, error: errors.EngineError) -> None:
-        for spawn in applicant.asked:
+    def _answer_all(self, asked: list[Message], error: errors.EngineError) -> None:
+        for spawn in asked:
             self._to(Ask(spawn.client, spawn.request), failure(spawn, error))
 
     def _start(self, applicant: Applicant) -> Session:
@@ -690,16 +704,20 @@ class Router(Keeper):
             if session is not None and session.client == client.id:
                 self._drop(session)
         for token in message.body["tokens"]:
-            known = self.tokens.get((client.owner, token))
-            waiting = self.line.waiting.pop((client.owner, token), None)
-            if waiting is not None:
-                self._room = True
-                self._answer_all(waiting, errors.SessionNotFound())
-            if known is not None and known in self.sessions:
-                self._drop(self.sessions[known], cancelled=True)
-            else:
-                self._bury(client.owner, token)
+            self._cancel(client, (client.owner, token))
         self._answer(client, message.reply(Kind.REPLY))
+
+    def _cancel(self, client: Client, token: admission.Token) -> None:
+        """Take a spawn back, unless another client has it, or waits for it too."""
+        session = self.sessions.get(self.tokens.get(token) or 0)
+        if session is not None:
+            if session.client in (0, client.id):
+                self._drop(session, cancelled=True)
+            return
+        if (waiting := self.line.waiting.get(token)) is not None:
+            self._take_back(waiting, client)
+        if token not in self.line.waiting:
+            self._bury(*token)
 
     def _kill_many(self, client: Client, message: Message) -> None:
         self._kill_each(client, message, message.body["timeout"], "killed")

@@ -617,6 +617,52 @@ asyncio.run(main())
         assert (done.stdout, done.returncode) == (b"first\nlast\n", 3)
 
 
+async def test_a_cancelled_spawn_ends_nothing_that_another_client_has_started(
+    shared: Program, endpoint: str
+) -> None:
+    word = tag()
+    async with (
+        actors.Engine(endpoint, owner_key=KEY) as one,
+        actors.Engine(endpoint, owner_key=KEY) as two,
+    ):
+        child = await one.spawn(daemons(word), request_id="job", kill_on_drop=False)
+        await up(child)
+        for how in ("cancelled", "closed"):
+            scope = two.scope()
+            spawn = asyncio.create_task(scope.spawn(daemons(word), request_id="job"))
+            await asyncio.sleep(0)  # it is asked for, and not answered yet
+            if how == "cancelled":
+                spawn.cancel()
+            await scope.aclose()
+            with pytest.raises((asyncio.CancelledError, actors.SessionOwned)):
+                await spawn
+            assert (await two.info()).counts["live"] == 1
+        assert (await child.snapshot()).state == "running"
+        assert len(tagged(word)) == DAEMONS + 1
+        await child.kill()
+
+
+async def test_a_cancelled_spawn_takes_no_other_client_out_of_the_line(
+    shared: Program, endpoint: str
+) -> None:
+    async with (
+        actors.Engine(endpoint, owner_key=KEY) as one,
+        actors.Engine(endpoint, owner_key=KEY) as two,
+        one.scope("x", capacity=1, queue=NOT_BLOCKED) as scope,
+        two.scope("x", capacity=1, queue=NOT_BLOCKED) as other,
+    ):
+        first = await scope.spawn(daemons(tag()))
+        spawn = asyncio.create_task(scope.spawn(["true"], request_id="job"))
+        while not (await one.info()).counts["waiting"]:
+            await asyncio.sleep(0.01)
+        again = asyncio.create_task(other.spawn(["true"], request_id="job"))
+        await asyncio.sleep(0)
+        again.cancel()
+        assert (await two.info()).counts["waiting"] == 1
+        await first.kill()
+        assert (await (await spawn).wait()).code == 0
+
+
 # -- a client that stands still -------------------------------------------------
 
 

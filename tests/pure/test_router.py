@@ -1489,6 +1489,96 @@ def test_a_drop_of_others_sessions_and_tokens_does_nothing(shared: World) -> Non
     assert shared.state(session) is State.RUNNING
 
 
+def cancel(world: World, peer: bytes, token: str = "t") -> list[Action]:
+    """Drop a spawn by its token."""
+    return world.ask(peer, Kind.DROP, body={"sessions": [], "tokens": [token]})
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_cancelled_spawn_ends_nothing_of_another_client(
+    two: World, running: bool
+) -> None:
+    start = two.started if running else two.spawn
+    session, worker, *_ = start(A)
+    two.ask(AGAIN, Kind.SPAWN, body=SPAWN)
+    assert told(cancel(two, AGAIN)) == []
+    assert two.state(session) is not State.LEAVING
+    two.ask(AGAIN, Kind.ATTACH, session, {"steal": True})
+    assert told(cancel(two, A)) == []  # it was robbed
+    assert released(cancel(two, AGAIN)) == [worker]
+
+
+def test_a_cancelled_spawn_ends_what_has_no_owner(two: World) -> None:
+    _, worker = two.started(A, kill_on_drop=False)
+    two.happen(ClientGone(A))
+    assert released(cancel(two, AGAIN)) == [worker]
+
+
+def joined(two: World) -> tuple[int, int, int, int]:
+    """A session and its worker, and a spawn of two clients that waits for its room."""
+    session, worker = two.started(B, detach_ttl=90.0)
+    two.router.capacity = Capacity(1, "descriptors")
+    first, _ = spawning(two, A, queue=5.0, token="u")
+    second, _ = spawning(two, AGAIN, queue=5.0, token="u")
+    return session, worker, first, second
+
+
+def freed(two: World, session: int, worker: int) -> list[Action]:
+    two.ask(B, Kind.KILL, session, RELEASE)
+    return two.idle(worker, session)
+
+
+def test_a_cancelled_spawn_takes_no_other_client_out_of_the_line(two: World) -> None:
+    session, worker, first, second = joined(two)
+    assert answers(cancel(two, AGAIN, "u")) == [
+        (AGAIN, Kind.ERROR, second),
+        (AGAIN, Kind.REPLY, two.last_request),
+    ]
+    assert answers(cancel(two, AGAIN, "u")) == [(AGAIN, Kind.REPLY, two.last_request)]
+    assert starts(freed(two, session, worker)) == [first]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "gone", "late"])
+def test_a_waiting_spawn_goes_on_for_whoever_asked_next(two: World, how: str) -> None:
+    session, worker, first, second = joined(two)
+    if how == "cancelled":
+        actions = cancel(two, A, "u")
+        assert (A, Kind.ERROR, first) in answers(actions)
+    elif how == "gone":
+        assert answers(two.happen(ClientGone(A))) == []
+    else:
+        two.router.clients[A].lease_ends = two.now
+        assert answers(two.happen(Tick())) == [(A, Kind.ERROR, first)]
+    actions = freed(two, session, worker)
+    assert starts(actions) == [second]
+    (started,) = [s for s in two.router.sessions.values() if s.token == "u"]
+    assert started.client == two.clients[AGAIN]
+
+
+def test_a_waiting_spawn_is_under_the_limits_of_whom_it_goes_on_for(two: World) -> None:
+    limit = {"client_capacity": 1}
+    session, worker = two.started(AGAIN, **limit)
+    two.started(A, token="a", **limit)
+    spawning(two, A, queue=5.0, token="u", **limit)
+    second, _ = spawning(two, AGAIN, queue=5.0, token="u", **limit)
+    assert starts(two.happen(ClientGone(A))) == []
+    assert starts(two.push(worker, Kind.EXITED, session)) == [second]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+def test_who_came_behind_one_that_waits_no_more_has_its_room(
+    world: World, how: str
+) -> None:
+    world.started(A, **SCOPE)
+    spawning(world, queue=5.0, token="u", **SCOPE)
+    wider = SCOPE | {"scope_capacity": 2}
+    behind, started = spawning(world, queue=50.0, **wider)
+    assert started == []
+    world.now += 5.0
+    actions = cancel(world, A, "u") if how == "cancelled" else world.happen(Tick())
+    assert starts(actions) == [behind]
+
+
 def test_a_lost_session_is_forgotten_with_its_owner(world: World) -> None:
     _, worker = world.started()
     world.happen(WorkerGone(worker, 0, True))
@@ -2490,7 +2580,7 @@ class Traffic(RuleBasedStateMachine):
         limits=st.fixed_dictionaries(
             {
                 "queue": st.sampled_from([None, 5.0]),
-                "scope_capacity": st.sampled_from([None, 1]),
+                "scope_capacity": st.sampled_from([None, 1, 2]),
                 "client_capacity": st.sampled_from([None, 2]),
                 "detach_ttl": st.sampled_from([None, None, 5.0]),
                 "on_full": st.sampled_from(["refuse", "evict"]),
@@ -2576,9 +2666,14 @@ class Traffic(RuleBasedStateMachine):
             return
         key = OWNERS[peer], token
         session = self.router.sessions.get(self.router.tokens.get(key) or 0)
-        if session is None or session.kill_on_drop:
+        waiting = self.router.line.waiting.get(key)
+        others = waiting.clients - {self.clients[peer]} if waiting else set()
+        if session is None and not others:
             self.buried.add(key)
+        before = deepcopy(session)
         self.ask(peer, Kind.DROP, body={"sessions": [], "tokens": [token]})
+        if before is not None and before.client not in (0, self.clients[peer]):
+            assert session == before, "it is another client's"
 
     @precondition(lambda self: self.clients and self.router.sessions)
     @rule(which=anyone, sessions=st.lists(anyone, max_size=4))
@@ -2834,7 +2929,7 @@ class Traffic(RuleBasedStateMachine):
         line = self.router.line
         assert not list(line.admitted(admission.Load(self.router.sessions)))
         for applicant in line.waiting.values():
-            assert applicant.client in self.router.peers
+            assert applicant.clients <= self.router.peers.keys()
             assert applicant.token not in self.router.tokens
             assert applicant.ends >= (self.router.next_deadline() or 0.0)
 
