@@ -97,17 +97,21 @@ _Key = tuple[bytes, int]
 
 
 class Passing:
-    """Halves that wait for each other, by client and request number."""
+    """Halves that wait for each other, by client and request number.
+
+    Attributes:
+        joined: the descriptors of each SPAWN that came to no START yet; see `take`.
+    """
 
     def __init__(self) -> None:
         self._spawns: dict[_Key, tuple[Message, float]] = {}
         self._fds: dict[_Key, tuple[tuple[int, ...], float]] = {}
-        self._joined: dict[_Key, tuple[int, ...]] = {}
+        self.joined: dict[_Key, tuple[int, ...]] = {}
 
     def spawn(self, peer: bytes, message: Message, now: float) -> list[Action]:
         """Take a SPAWN that needs descriptors."""
         key = peer, message.request
-        if key in self._spawns or key in self._joined:
+        if key in self._spawns or key in self.joined:
             fault = ProtocolError("a spawn of this number waits already")
             return [Refuse(peer, message, fault)]
         if key not in self._fds:
@@ -132,7 +136,7 @@ class Passing:
     def _held(self, peer: bytes) -> int:
         """Return how many descriptors of a client are here."""
         waiting = sum(len(fds) for (p, _), (fds, _) in self._fds.items() if p == peer)
-        return waiting + sum(len(f) for (p, _), f in self._joined.items() if p == peer)
+        return waiting + sum(len(f) for (p, _), f in self.joined.items() if p == peer)
 
     def _join(self, key: _Key, message: Message, fds: tuple[int, ...]) -> list[Action]:
         """Join the halves, unless some descriptors were lost on the way.
@@ -142,12 +146,16 @@ class Passing:
         if len(fds) != message.body["fds"]:
             lost = SpawnFailed(errno.EMFILE, "pipe")
             return [Refuse(key[0], message, lost), Close(fds)]
-        self._joined[key] = fds
+        self.joined[key] = fds
         return [Pass(key[0], message)]
 
     def take(self, peer: bytes, request: int) -> tuple[int, ...]:
-        """Return the descriptors of a SPAWN for its START; they are the caller's."""
-        return self._joined.pop((peer, request), ())
+        """Return the descriptors of a SPAWN; they are the caller's.
+
+        Its START passes them on. When it is answered and still has some, it came to
+        none: it was refused, or its child was started before.
+        """
+        return self.joined.pop((peer, request), ())
 
     def gone(self, peer: bytes) -> list[Action]:
         """Forget a client."""
@@ -155,8 +163,8 @@ class Passing:
             del self._spawns[key]
         keys = [key for key in self._fds if key[0] == peer]
         unused = [self._fds.pop(key)[0] for key in keys]
-        keys = [key for key in self._joined if key[0] == peer]
-        unused += [self._joined.pop(key) for key in keys]
+        keys = [key for key in self.joined if key[0] == peer]
+        unused += [self.joined.pop(key) for key in keys]
         return [Close(fds) for fds in unused]
 
     def next_deadline(self) -> float | None:

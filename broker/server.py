@@ -41,6 +41,8 @@ TICKET: Final = 16
 NOBLOCK: Final = int(zmq.NOBLOCK)
 MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 RCVMORE: Final = int(zmq.RCVMORE)
+ANSWERS: Final = frozenset({Kind.REPLY, Kind.ERROR})
+"""After these a SPAWN comes to no START any more."""
 
 
 class Lifeline:
@@ -207,7 +209,7 @@ class Server:
     def _carry_out(self, action: registry.Action) -> None:
         match action:
             case registry.ToClient(peer, message):
-                if message.kind is Kind.ERROR:  # a SPAWN that comes to no START
+                if self.passing.joined and message.kind in ANSWERS:
                     close_all(self.passing.take(peer, message.request))
                 self._send(peer, message)
             case registry.ToWorker(worker, message):

@@ -248,6 +248,22 @@ async def test_many_spawns_with_descriptors_at_once_leave_nothing() -> None:
             assert {d.text for d in done} == {"[70, 71] []\n"}
 
 
+async def test_spawns_of_one_request_id_keep_no_descriptor() -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    command = ["sleep", "100"]
+    async with Engine() as engine:
+        spawns = [
+            engine.spawn(command, pass_fds=(write,), request_id="job") for _ in range(3)
+        ]
+        child, *_ = await asyncio.gather(*spawns)
+        await engine.spawn(command, pass_fds=(write,), request_id="job")
+        os.close(write)
+        await child.kill()
+        await asyncio.to_thread(eventually, lambda: is_at_end(read))
+    os.close(read)
+
+
 async def test_a_killed_client_leaves_no_descriptor_in_a_shared_broker(
     tmp_path: Path,
 ) -> None:
