@@ -544,13 +544,19 @@ _PAYLOAD: Final = 0x8000
 def head(frame: Payload) -> Head | None:
     """Return the header of a frame whose kind has a fixed layout or none to be read.
 
-    None: the frame is to be decoded, which also tells what is wrong with it.
+    None: the frame is to be decoded, which also tells what is wrong with it. Of any
+    other only the deadline and the body may be wrong.
     """
-    if len(frame) < _HEADER.size:
+    length = len(frame)
+    if length < HEADER_SIZE:
         return None
     found = Head._make(_HEADER.unpack_from(frame))
+    size = found.size
     fits = _PASSED.get(found.kind)
-    if fits is None or found.version != VERSION or found.size not in fits:
+    if fits is None or found.version != VERSION or size not in fits:
+        return None
+    rest = length - HEADER_SIZE - (size & ~_PAYLOAD)
+    if rest and (rest < 0 or rest > (MAX_PAYLOAD if size & _PAYLOAD else 0)):
         return None
     return found
 

@@ -966,6 +966,37 @@ async def test_nonsense_costs_nobody_but_its_sender(
         await child.aclose()
 
 
+MISFITS: dict[str, bytes] = {
+    "input that ends behind its header": frame(kind=Kind.WRITE, size=8 | WITH_PAYLOAD),
+    "input over the limit": frame(
+        bytes(8 + wire.MAX_PAYLOAD + 1), kind=Kind.WRITE, size=8 | WITH_PAYLOAD
+    ),
+    "a credit with a byte too many": frame(bytes(18), kind=Kind.CREDIT, size=17),
+}
+"""What would go to a session's worker unread, if its length was right."""
+
+
+@pytest.mark.parametrize("name", MISFITS)
+async def test_a_frame_of_a_wrong_length_costs_its_session_nothing(
+    shared: Program, endpoint: str, name: str
+) -> None:
+    async with (
+        peer(endpoint) as raw,
+        actors.Engine(endpoint, owner_key=b"me") as engine,
+    ):
+        await raw.hello()
+        child = await engine.spawn(["cat"], stdin="pipe")
+        ids = struct.Struct("<IQQQ").pack(raw.client, 5, child.id, raw.epoch)
+        header, rest = MISFITS[name][:4], MISFITS[name][4 + len(ids) :]
+        raw.send(header + ids + rest)
+        answer = await raw.receive()
+        assert said(answer).startswith("protocol-error")
+        assert answer.request == 5
+        await child.write(b"on\n")
+        await child.close_stdin()
+        assert (await child.wait()).code == 0
+
+
 async def answered(raw: Peer, name: str, frames: list[bytes]) -> None:
     """Check that the next answer is an ERROR, where the peer is not cut off."""
     if name == "a payload over the limit":

@@ -499,6 +499,14 @@ def test_the_header_says_for_whom_a_frame_is(message: Message) -> None:
         frame(bytes(17), kind=Kind.CHUNK),
         frame(bytes(16), b"", kind=Kind.CHUNK),
         frame(bytes(17), b"", kind=Kind.CREDIT),
+        frame(b"", b"", kind=Kind.WRITE, size=8),
+        frame(bytes(7), b"", kind=Kind.WRITE, size=8),
+        frame(bytes(8), bytes(MAX_PAYLOAD + 1), kind=Kind.WRITE),
+        frame(bytes(16), kind=Kind.CREDIT, size=17),
+        frame(bytes(18), kind=Kind.CREDIT, size=17),
+        frame(bytes(1), kind=Kind.REPLY, size=2),
+        frame(bytes(3), kind=Kind.REPLY, size=2),
+        frame(b"", bytes(MAX_PAYLOAD + 1), kind=Kind.REPLY),
     ],
 )
 def test_whatever_else_a_frame_is_has_to_be_decoded(other: bytes) -> None:
@@ -506,6 +514,9 @@ def test_whatever_else_a_frame_is_has_to_be_decoded(other: bytes) -> None:
 
 
 # Fuzz
+
+INPUT = (Kind.WRITE, Kind.CREDIT)
+"""What a client's broker passes on to a worker unread, if it has no deadline."""
 
 anything = st.recursive(
     leaves | st.text(max_size=20) | st.floats(),
@@ -524,6 +535,9 @@ def refused_or_whole(data: bytes) -> None:
     try:
         message = decode(data)
     except ProtocolError:
+        found = head(data)
+        unread = found is not None and found.kind in INPUT and not found.deadline
+        assert not unread, "a worker would take it"
         return
     again = decode(whole_frame(message))
     assert repr(again) == repr(message)  # NaN equals itself in writing only
@@ -560,6 +574,13 @@ def test_a_message_with_one_byte_exchanged_is_refused_or_whole(
     changed = bytearray(whole_frame(message))
     changed[place % len(changed)] = value
     refused_or_whole(bytes(changed))
+
+
+@given(messages(), st.integers(0, 300), st.binary(max_size=3))
+def test_a_message_that_is_cut_or_goes_on_is_refused_or_whole(
+    message: Message, end: int, behind: bytes
+) -> None:
+    refused_or_whole(whole_frame(message)[:end] + behind)
 
 
 @given(st.binary(max_size=200))
