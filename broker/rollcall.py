@@ -3,8 +3,8 @@
 The pool tells which workers of the lost broker live; each of them says what it has, or
 is gone. Before that no client is heard: the retry of a spawn could start a child that
 is there already. Who has not spoken by `ends` stands still, and is waited for no more.
-
-It is over once the pool has told of all, and each has spoken or is gone; or by time.
+So it is over once the pool has told of all, and each has spoken or is gone; or by time,
+which whoever calls takes for over only when there is nothing left to hear.
 """
 
 from collections.abc import Iterable
@@ -34,6 +34,7 @@ class RollCall:
         """Wait for a worker no more: it spoke, or is gone."""
         self.missing.discard(worker)
 
-    def over(self, now: float) -> bool:
-        """Return whether nobody is waited for at time `now`."""
-        return now >= self.ends or (self._listed and not self.missing)
+    @property
+    def complete(self) -> bool:
+        """Whether nobody is left to be waited for."""
+        return self._listed and not self.missing

@@ -151,7 +151,7 @@ class Router(Keeper):
         self._out = []
         self._due_known = False
         self._take(event)
-        if self.rollcall is not None and self.rollcall.over(now):
+        if self.rollcall is not None and self.rollcall.complete:
             self._roll_called(self.rollcall)
         if self._room:
             self._room = False
@@ -186,6 +186,8 @@ class Router(Keeper):
                 assert_never(event)
 
     def _tick(self) -> None:
+        if self.rollcall is not None and self.rollcall.ends <= self._now:
+            self._roll_called(self.rollcall)
         if self.settles is not None and self.settles <= self._now:
             self.settles = None
             self._settle()
@@ -248,6 +250,9 @@ class Router(Keeper):
         self.doubt = self.doubt or not whole
         if self.rollcall is not None:
             self.rollcall.found(workers, last=last)
+        elif workers:  # too late: their sessions may have been told as lost
+            self.doubt = True
+            self._out.extend(Condemn(worker) for worker in workers)
 
     def _refill(self) -> None:
         if self.rollcall is None:  # else idle workers may be found yet
@@ -257,7 +262,7 @@ class Router(Keeper):
         """Hear clients from now on; whoever stands still comes too late for that."""
         self.rollcall = None
         self.settles = self._now + self.grace
-        self.doubt = self.doubt or bool(rollcall.missing)
+        self.doubt = self.doubt or not rollcall.complete
         self._out.extend(Condemn(worker) for worker in sorted(rollcall.missing))
         self._refill()
 

@@ -30,8 +30,10 @@ from tests.helpers import (
     alive,
     end,
     eventually,
+    go,
     gone,
     python,
+    stop,
     tag,
     tagged,
 )
@@ -705,6 +707,21 @@ async def test_s44_only_a_hung_client_that_asked_for_it_loses_its_sessions(
         assert hung.said("cause") == ["owner-drop"]
         assert hung.said("missing") == []
         assert stopped.said("state") == ["running"]
+
+
+async def test_a_broker_that_stood_still_holds_that_against_no_lease(
+    shared: Program, endpoint: str
+) -> None:
+    settings = actors.Settings(on_hung="kill", lease=1.0, lease_renewal=0.1)
+    async with actors.Engine(endpoint, settings=settings) as engine:
+        child = await engine.spawn(daemons(tag()))
+        await up(child)
+        broker = Parts.of(child.pid).broker
+        stop(broker)
+        await asyncio.sleep(1.5)  # the lease is over for all that the broker has read
+        go(broker)
+        await engine.info()
+        assert (await child.snapshot()).state == "running"
 
 
 async def test_s44_a_busy_client_with_a_lease_keeps_its_sessions(

@@ -3118,6 +3118,31 @@ def test_s46_a_worker_that_stands_still_is_condemned_after_the_grace(
     assert lost.router.sessions == {}
 
 
+def test_whoever_spoke_is_heard_however_late_that_is_looked_at(lost: Lost) -> None:
+    session, worker = lost.started()
+    lost.next(pool=True, last=False)
+    lost.now += 2 * GRACE  # it is the broker that stood still
+    assert lost.happen(Found([worker], False, True)) == []
+    assert lost.register(worker, session) == []
+    assert lost.router.calling_roll
+    assert lost.happen(Found([], True, True)) == []
+    assert lost.router.rollcall is None
+    assert lost.router.sessions.keys() == {session}
+    assert not lost.router.doubt
+
+
+def test_workers_that_are_told_of_after_the_roll_call_are_condemned(lost: Lost) -> None:
+    session, worker = lost.started()
+    lost.next(last=False)
+    lost.now += GRACE
+    assert lost.happen(Tick()) == []
+    assert lost.happen(Found([worker], True, True)) == [Condemn(worker)]
+    assert lost.register(worker, session) == []
+    lost.back()
+    again = lost.ask(A, Kind.SPAWN, body=SPAWN | {"again": True})
+    assert isinstance(refusal(again), errors.WorkerLost)
+
+
 def test_s46_idle_workers_are_used_again() -> None:
     lost = Lost(warm=1)
     lost.happen(PoolReady())
@@ -3204,7 +3229,8 @@ def never_spoke(lost: Lost, how: str) -> None:
         lost.next(worker)
         lost.happen(PoolGone(proven=True))
     else:
-        lost.next(worker)
+        told_of = [worker] if how == "worker stands still" else []
+        lost.next(*told_of, last=how != "pool stands still")
         lost.now += GRACE
         lost.happen(Tick())
     lost.back()
@@ -3218,6 +3244,7 @@ def never_spoke(lost: Lost, how: str) -> None:
         "worker lost now",
         "pool lost now",
         "worker stands still",
+        "pool stands still",
     ],
 )
 def test_s46_what_may_have_run_is_not_started_again(lost: Lost, how: str) -> None:
