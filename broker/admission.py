@@ -94,7 +94,9 @@ def limits(owner: bytes, message: Message, capacity: Capacity) -> list[Limit]:
 
 
 def keys(session: Session) -> list[Hashable]:
-    """Return what a session counts for."""
+    """Return what a session counts for: nothing, once its worker is lost."""
+    if session.state is State.LOST:
+        return []
     if session.takes_room:
         return [BROKER, (session.owner, session.scope), session.client]
     return [BROKER]
@@ -140,22 +142,29 @@ def _goes(session: Session) -> bool:
 
 
 class Load:
-    """How many sessions there are of each limit; counted once, when first asked."""
+    """How many sessions there are of each limit; counted once, when first asked.
 
-    def __init__(self, sessions: dict[int, Session]) -> None:
+    Args:
+        sessions: all that there are.
+        busy: how many of them have a worker.
+    """
+
+    def __init__(self, sessions: dict[int, Session], busy: int) -> None:
         self._sessions = sessions
+        self._busy = busy
         self._counted: Counter[Hashable] | None = None
 
     def of(self, limit: Limit) -> int:
         """Return how many sessions count for a limit."""
         if limit.key == BROKER:  # the only one of most spawns
-            return len(self._sessions)
+            return self._busy
         if self._counted is None:
             self._counted = Counter(k for s in self._sessions.values() for k in keys(s))
         return self._counted[limit.key]
 
     def add(self, session: Session) -> None:
         """Count a session that was made meanwhile."""
+        self._busy += 1
         if self._counted is not None:
             self._counted.update(keys(session))
 

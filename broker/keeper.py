@@ -462,6 +462,11 @@ class Keeper:
 
     # -- workers --------------------------------------------------------------------
 
+    @property
+    def busy(self) -> int:
+        """How many workers have a session; each one does that is not lost."""
+        return len(self.slots) - len(self.idle)
+
     def _worker_idle(
         self, worker: int, session: Session | None, stamps: Sequence[float | None] = ()
     ) -> None:

@@ -263,11 +263,8 @@ class Session:
     def takes_room(self) -> bool:
         """Whether it counts against the limits of its scope and its client.
 
-        It does until its owner was told of its end, or it was lost, or given up and
-        ended.
+        It does until its owner was told of its end, or it was given up and ended.
         """
-        if self.state is State.LOST:
-            return False
         if self.ended is None:
             return True
         return self.state is not State.LEAVING and not self.reported

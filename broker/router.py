@@ -528,7 +528,7 @@ class Router(Keeper):
     def _admit(self) -> None:
         """Start whoever waits and has room now."""
         if self.line:
-            load = Load(self.sessions)
+            load = Load(self.sessions, self.busy)
             for applicant in self.line.admitted(load):
                 session = self._start(applicant)
                 load.add(session)

@@ -420,7 +420,7 @@ def test_workers_are_forked_ahead_once_half_of_them_are_taken() -> None:
 
 
 def test_more_are_forked_ahead_while_there_are_ever_too_few() -> None:
-    world = World(warm=4)
+    world = World(warm=4, capacity=99)
     world.happen(PoolReady())
     world.hello(A)
     forks = []
@@ -615,6 +615,20 @@ def test_s5_the_brokers_room_is_what_has_a_worker() -> None:
     world.ask(A, Kind.KILL, session, RELEASE)
     assert starts(world.push(worker, Kind.EXITED, session)) == []
     assert starts(world.idle(worker, session)) == [asked]
+
+
+def test_what_is_lost_takes_no_room_in_the_broker() -> None:
+    world = World(capacity=2)
+    world.hello(A)
+    first, _ = world.started(A)
+    second, _ = world.started(A, token="u")
+    full(world.ask(A, Kind.SPAWN, body=SPAWN | {"token": "v"}))
+    asked, _ = spawning(world, queue=5.0)
+    assert starts(world.happen(PoolGone(proven=True))) == [asked]
+    third, _ = world.started(A, token="w")
+    full(world.ask(A, Kind.SPAWN, body=SPAWN | {"token": "x"}))
+    assert [world.state(n) for n in (first, second)] == [State.LOST, State.LOST]
+    assert world.state(third) is State.RUNNING
 
 
 def test_s5_whoever_waits_is_served_in_order_at_each_limit(world: World) -> None:
@@ -2927,7 +2941,8 @@ class Traffic(RuleBasedStateMachine):
     @invariant()
     def whoever_waits_has_a_client_a_deadline_and_no_room(self) -> None:
         line = self.router.line
-        assert not list(line.admitted(admission.Load(self.router.sessions)))
+        load = admission.Load(self.router.sessions, self.router.busy)
+        assert not list(line.admitted(load))
         for applicant in line.waiting.values():
             assert applicant.clients <= self.router.peers.keys()
             assert applicant.token not in self.router.tokens
@@ -2935,7 +2950,9 @@ class Traffic(RuleBasedStateMachine):
 
     @invariant()
     def there_are_no_more_sessions_than_there_may_be(self) -> None:
-        assert len(self.router.sessions) <= self.router.capacity.sessions
+        states = [session.state for session in self.router.sessions.values()]
+        there = len(states) - states.count(State.LOST)
+        assert self.router.busy == there <= self.router.capacity.sessions
 
     def teardown(self) -> None:
         """Let everything come to rest: then every request has its answer."""
