@@ -10,6 +10,7 @@ from actors import checks
 from actors.child import Child, Data, as_bytes
 from actors.connection import Connection
 from actors.events import Completed
+from actors.record import Record
 from actors.spec import Spec
 from actors.streams import Capture, Taker, completed
 from broker import errors
@@ -82,6 +83,7 @@ async def run_spec(
     except BaseException:
         capture.stop()
         raise
+    record.handles += 1  # others of its request id may own it as well
     feeding = None
     if record.tty or spec.stdin == "pipe":
         child = Child(connection, record, owned=False)
@@ -105,10 +107,16 @@ async def run_spec(
         capture.stop()
         if feeding is not None:
             feeding.cancel()
-        if capture.status is None:
-            connection.drop(record)  # it did not come to its end, which releases it
-        else:
-            connection.finish(record)
+        record.handles -= 1
+        if not record.handles:  # else the last of the others lets go of it
+            _let_go(connection, record, capture)
+
+
+def _let_go(connection: Connection, record: Record, capture: Capture) -> None:
+    if capture.status is None:
+        connection.drop(record)  # it did not come to its end, which releases it
+    else:
+        connection.finish(record)
 
 
 def _check_taker(into: object) -> None:

@@ -20,7 +20,7 @@ class Record:
         tty: whether the child has a terminal.
         kept: bytes of output that the worker's log holds.
         block: the same where the child is held back when it is full, else None.
-        handles: living `Child` objects that own the session.
+        handles: living `Child` objects, and runs, that own the session.
         released: whether the broker was told to forget the session.
         stays: whether it lives on without an owner, if that one goes.
         holdings: numbers under which its handles hold the log back.

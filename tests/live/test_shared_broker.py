@@ -619,6 +619,33 @@ asyncio.run(main())
         assert (done.stdout, done.returncode) == (b"first\nlast\n", 3)
 
 
+async def test_runs_of_one_request_id_end_nothing_of_each_other(
+    shared: Program, endpoint: str, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    command = ["sh", "-c", f"echo out; until test -e {gate}; do sleep 0.01; done"]
+    async with actors.Engine(endpoint) as engine:
+        begun = asyncio.Event()
+        runs = [
+            asyncio.create_task(
+                engine.run(command, request_id="job", into=lambda *_: begun.set())
+            ),
+            *(asyncio.create_task(engine.run(command, request_id="job")) for _ in "23"),
+        ]
+        await asyncio.wait_for(begun.wait(), NOT_BLOCKED)
+        child = await engine.spawn(command, request_id="job")
+        runs[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await runs[0]
+        assert (await child.snapshot()).state == "running"
+        gate.touch()
+        for done in await asyncio.wait_for(asyncio.gather(*runs[1:]), NOT_BLOCKED):
+            assert (done.stdout, done.returncode) == (b"out\n", 0)
+        assert (await child.poll(wait=0)).stdout == b"out\n"
+        await child.aclose()
+        assert (await engine.info()).counts["sessions"] == 0
+
+
 async def test_a_cancelled_spawn_ends_nothing_that_another_client_has_started(
     shared: Program, endpoint: str
 ) -> None:
