@@ -88,6 +88,6 @@ def _cwd() -> bytes:
     try:
         return os.getcwdb()
     except FileNotFoundError:
-        # It was removed. The child starts in it all the same where it can: the exec
-        # names the path that does not exist.
-        return b"/proc/self/cwd"
+        # It was removed: there is no path to it but through this process. `self` would
+        # be the worker, which stands somewhere else.
+        return b"/proc/%d/cwd" % os.getpid()

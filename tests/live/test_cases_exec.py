@@ -128,6 +128,24 @@ async def test_data_with_nul_bytes_passes_unharmed() -> None:
         assert (await engine.run(["cat"], input=data)).stdout == data
 
 
+@pytest.mark.parametrize("tty", [False, True])
+async def test_a_client_in_a_removed_directory_has_its_children_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, tty: bool
+) -> None:
+    place = tmp_path / "removed"
+    place.mkdir()
+    here = place.stat().st_ino
+    stands = program("write(b'%d' % os.stat('.').st_ino)")
+    async with actors.Engine() as engine:
+        monkeypatch.chdir(place)
+        place.rmdir()
+        done = await engine.run(stands, tty=tty)
+        assert (done.returncode, int(done.stdout)) == (0, here)
+        with pytest.raises(actors.SpawnFailed) as failed:
+            await engine.spawn(stands, tty=tty, cwd="etc")
+        assert (failed.value.errno, failed.value.step) == (errno.ENOENT, "cwd")
+
+
 async def test_s11_an_argument_too_long_for_the_system_is_told() -> None:
     async with actors.Engine() as engine:
         with pytest.raises(actors.SpawnFailed) as failed:

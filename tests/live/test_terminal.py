@@ -224,7 +224,7 @@ async def test_a_starting_worker_returns_to_its_place_and_umask(
 ) -> None:
     """One after the other in one pool: what one start borrowed, the next must not see.
 
-    `/proc/self/cwd` is what a client in a removed directory asks for.
+    `/proc/self/cwd` is where the worker stands.
     """
     mask = current_umask()
     async with actors.Engine() as engine:
