@@ -137,9 +137,11 @@ class Survivor:
 
     Attributes:
         pid: Process id.
-        started: Its start, seconds after boot; with `pid` it names one process.
-        uid: User it runs as.
-        state: The kernel's letter for what it does, such as `D`: deep in a wait.
+        started: Its start, seconds after boot; with `pid` it names one process. 0 where
+            /proc hides it (`hidepid`).
+        uid: User it runs as; -1 where /proc hides it.
+        state: The kernel's letter for what it does, such as `D`: deep in a wait; `?`
+            where /proc hides it.
     """
 
     pid: int

@@ -123,9 +123,11 @@ class Survivor:
 
     Attributes:
         pid: The process id.
-        started: When it started, in seconds since boot.
+        started: When it started, in seconds since boot; 0 where /proc hides it.
         uid: Its effective user id; a foreign one is why it could not be signalled.
+            -1 where /proc hides it.
         state: One letter, as ps prints it: `D` waits for the kernel, `Z` to be reaped.
+            `?` where /proc hides it.
     """
 
     pid: int
@@ -459,28 +461,45 @@ class Sweep:
     def survivors(self) -> tuple[Survivor, ...]:
         """What is still there, spared trees left out.
 
+        A direct child that /proc hides is named at least: whatever it hides of what is
+        below that one comes to us when it ends.
+
         Raises:
             OSError: As for `step`.
         """
         look = _lister()
-        found = map(survivor, _walk(_tops(look, frozenset(self._spare())), look))
+        tops = _tops(look, frozenset(self._spare()))
+        found = [
+            survivor(pid) or (_hidden(pid) if pid in tops else None)
+            for pid in _walk(tops, look)
+        ]
         return tuple(process for process in found if process)
 
     def _end(self, pid: int, spared: frozenset[int], *, direct: bool) -> None:
         found = stat(pid)
-        if not found or found.ended:
+        if found.ended if found else not direct:
             return
+        # Hidden by /proc: as our child, not reaped, it is no other process for certain.
+        identity = found.identity if found else Identity(pid, 0)
         try:
             sent = (
                 signal_child(pid, signal.SIGKILL)
                 if direct
-                else _kill_below(found.identity, spared)
+                else _kill_below(identity, spared)
             )
         except PermissionError:
-            self.refused.add(found.identity)
+            self.refused.add(identity)
         else:
             if sent:
-                self.signalled.add(found.identity)
+                self.signalled.add(identity)
+
+
+def _hidden(pid: int) -> Survivor:
+    """What can be said of a child that /proc does not show (`hidepid`).
+
+    It is of another user, or may not be dumped: ssh-agent asks for that.
+    """
+    return Survivor(pid, 0.0, -1, "?")
 
 
 def _tops(look: _Lister, spared: frozenset[int]) -> dict[int, None]:

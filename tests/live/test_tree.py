@@ -621,6 +621,56 @@ print(json.dumps({**result, "uids": uids, "rest": run(tree.Sweep())}))
     assert result["rest"]["done"]
 
 
+HIDEPID = """
+import ctypes
+libc = ctypes.CDLL(None)
+CLONE_NEWNS, MS_REC, MS_PRIVATE, PR_SET_DUMPABLE = 0x20000, 0x4000, 0x40000, 4
+assert libc.unshare(CLONE_NEWNS) == 0
+assert libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None) == 0
+assert libc.mount(b"proc", b"/proc", b"proc", 0, b"hidepid=%d") == 0
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # the change of user took it away
+
+def hidden(body):
+    def hide():
+        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        body()
+    return fork(hide)
+
+def member():
+    say()
+    signal.pause()
+
+def middle():
+    hidden(member)
+    member()
+
+pids = [hidden(middle), fork(middle)]
+hear(4)
+shown = [tree.stat(pid) is not None for pid in pids]
+sweep = tree.Sweep()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount another /proc")
+@pytest.mark.parametrize("hidepid", [1, 2])
+def test_s36_members_that_proc_hides_are_swept(hidepid: int) -> None:
+    result = in_subreaper(
+        HIDEPID % hidepid
+        + """
+left = [(s.pid == pids[0], s.started, s.uid, s.state) for s in sweep.survivors()
+        if s.pid != pids[1]]
+print(json.dumps({"shown": shown, "left": left, **run(sweep, limit=5.0)}))
+"""
+    )
+    assert result["shown"] == [False, True]
+    assert result["left"] == [[True, 0.0, -1, "?"]]
+    assert result["done"]
+    assert (result["signalled"], result["reaped"]) == (4, 4)
+
+
 # --- what a process asks for itself ---
 
 
