@@ -392,6 +392,9 @@ class Worker:
 def reaped() -> tuple[list[tuple[int, int, Any]], bool]:
     """Reap every child that has ended: pid, wait status, resource usage.
 
+    One that called PTRACE_TRACEME made this process its tracer, and stops for it at
+    every signal and exec: it is told to go on.
+
     The second value tells whether this process has no child any more: the kernel's
     answer is the proof.
     """
@@ -403,7 +406,10 @@ def reaped() -> tuple[list[tuple[int, int, Any]], bool]:
             return found, True
         if pid == 0:
             return found, False
-        found.append((pid, status, usage))
+        if os.WIFSTOPPED(status):
+            tree.detach(pid, os.WSTOPSIG(status))
+        else:
+            found.append((pid, status, usage))
 
 
 def end_tree(timeout: float) -> bool:

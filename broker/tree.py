@@ -31,6 +31,7 @@ __all__ = [
     "can_adopt",
     "children",
     "descendants",
+    "detach",
     "environment",
     "identify",
     "processes",
@@ -43,6 +44,7 @@ __all__ = [
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
+_PTRACE_DETACH = 17
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -51,6 +53,7 @@ _ONE_THREAD = 3
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
+_libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_int, *(ctypes.c_ulong,) * 2)
 
 
 def _pidfd_works() -> bool:
@@ -343,10 +346,25 @@ def signal_child(pid: int, number: int) -> bool:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False
-    if ended:
+    # One that has us as its tracer is told of when it stops, too.
+    if ended and ended.si_code != os.CLD_TRAPPED:
         return False
     os.kill(pid, number)
     return True
+
+
+def detach(pid: int, number: int) -> None:
+    """Let a child go on that asked to be traced, and stopped for us to see a signal.
+
+    It takes the signal as if nobody had traced it. SIGTRAP is left out: the kernel has
+    sent it, for an exec. A child that is killed meanwhile needs nothing any more.
+
+    Args:
+        pid: The child, or a thread of it, as wait4(2) has given it.
+        number: The signal that it stopped for.
+    """
+    passed = 0 if number == signal.SIGTRAP else number
+    _libc.ptrace(_PTRACE_DETACH, pid, 0, passed)
 
 
 def signal_process(identity: Identity, number: int) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 import actors
 from broker import tree
-from tests.helpers import NOT_BLOCKED, alive, eventually, parent, python
+from tests.helpers import NOT_BLOCKED, alive, eventually, parent, python, state
 
 pytestmark = pytest.mark.live
 
@@ -126,6 +127,45 @@ async def test_a_child_that_traces_its_worker_ends_with_it() -> None:
         assert receipt.survivors == ()
         assert not alive(child.pid)
         assert not alive(worker)
+        await child.aclose()
+
+
+TRACED = """
+import ctypes
+assert ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0  # PTRACE_TRACEME
+"""
+
+
+AFTERWARDS = {
+    "signal": """
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
+signal.raise_signal(signal.SIGUSR1)
+""",
+    "exec": "os.execvp('sh', ['sh', '-c', 'exit 7'])",
+    "child": """
+if os.fork() == 0:
+    os._exit(1)
+os.wait()
+os._exit(7)
+""",
+}
+
+
+@pytest.mark.parametrize("then", AFTERWARDS.values(), ids=AFTERWARDS)
+async def test_s39_a_child_that_is_to_be_traced_has_not_ended(then: str) -> None:
+    async with actors.Engine() as engine:
+        done = await engine.run(python("import os, signal\n" + TRACED + then))
+        assert (done.status.code, done.status.cause) == (7, "exited")
+        assert done.status.leftovers == ()
+
+
+async def test_a_traced_child_that_is_stopped_stays_so_until_it_is_continued() -> None:
+    stops = "signal.raise_signal(signal.SIGSTOP)\nos._exit(7)"
+    async with actors.Engine() as engine:
+        child = await engine.spawn(python("import os, signal\n" + TRACED + stops))
+        await asyncio.to_thread(eventually, lambda: state(child.pid) == "T")
+        await child.signal(signal.SIGCONT)
+        assert (await child.wait(NOT_BLOCKED)).code == 7
         await child.aclose()
 
 

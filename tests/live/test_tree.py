@@ -572,6 +572,25 @@ def test_nothing_to_sweep_is_a_success_that_signalled_nobody() -> None:
     assert result["signalled"] == 0
 
 
+def test_a_traced_child_that_stopped_for_us_has_not_ended() -> None:
+    result = in_subreaper("""
+import ctypes
+
+def traced():
+    ctypes.CDLL(None).ptrace(0, 0, 0, 0)  # PTRACE_TRACEME
+    signal.raise_signal(signal.SIGUSR1)
+
+pid = fork(traced)
+os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+sent = tree.signal_child(pid, signal.SIGKILL)
+os.kill(pid, signal.SIGKILL)
+while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT).si_code == os.CLD_TRAPPED:
+    pass
+print(json.dumps({"sent": sent, "status": os.waitpid(pid, 0)[1]}))
+""")
+    assert result == {"sent": True, "status": signal.SIGKILL}
+
+
 def test_an_ended_child_counts_as_left_until_it_is_reaped_but_is_not_signalled() -> (
     None
 ):
