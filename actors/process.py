@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from actors.launch import Launch
-from actors.settings import Rlimits, TtySize
+from actors.settings import Limits, Rlimits, TtySize
 from broker import tree
 from broker.errors import NotATerminal, SpawnFailed
 
@@ -413,38 +413,86 @@ def _numbering(numbers: tuple[int, ...], fds: tuple[int, ...]) -> Step | None:
 def limits(launch: Launch) -> Step | None:
     """Return how the child sets its limits, None when it inherits the right ones.
 
-    The client's are nearly always the worker's.
+    The client's are nearly always the worker's. What was asked for has to be had. What
+    the client only has, the child gets as far as this process may give it: a shared
+    broker can have less.
 
     Raises:
         SpawnFailed: the present ones cannot be read.
     """
     try:
-        return _limits(launch.rlimits, launch.nice, launch.oom_score_adj)
+        return _limits(launch.rlimits, launch.nice, launch.oom_score_adj, launch.limits)
     except OSError as error:
         raise SpawnFailed(error.errno or 0, "limits") from error
 
 
 @lru_cache(maxsize=4)
-def _limits(rlimits: Rlimits, niceness: int, oom_score_adj: int) -> Step | None:
+def _limits(
+    rlimits: Rlimits, niceness: int, oom_score_adj: int, asked: Limits
+) -> Step | None:
     """Compare with this process's own, which never change: once (0.3 us, not 10)."""
-    wanted = [row for row in rlimits if resource.getrlimit(row[0]) != row[1:]]
-    nice = niceness if niceness != os.getpriority(os.PRIO_PROCESS, 0) else None
-    score = oom_score_adj if oom_score_adj != _oom_score() else None
-    if not wanted and nice is None and score is None:
+    named = asked.named()
+    rows = [row if row[0] in named else _permitted_row(*row) for row in rlimits]
+    wanted = [row for row in rows if resource.getrlimit(row[0]) != row[1:]]
+    own_nice, own_score = os.getpriority(os.PRIO_PROCESS, 0), _oom_score()
+    nice, score = niceness, oom_score_adj
+    if asked.nice is None:
+        nice = _permitted(nice, own_nice, _set_nice)
+    if asked.oom_score_adj is None:
+        score = _permitted(score, own_score, _set_oom_score)
+    if not wanted and (nice, score) == (own_nice, own_score):
         return None
 
     def apply() -> None:
+        # The limits last: one of them may leave no descriptor to write the score with.
+        if nice != own_nice:
+            _set_nice(nice)
+        if score != own_score:
+            _set_oom_score(score)
         for number, soft, hard in wanted:
             resource.setrlimit(number, (soft, hard))
-        if nice is not None:
-            os.setpriority(os.PRIO_PROCESS, 0, nice)
-        if score is not None:
-            with open("/proc/self/oom_score_adj", "w") as file:
-                file.write(str(score))
 
     return Step(b"limits", apply)
+
+
+def _permitted_row(number: int, soft: int, hard: int) -> tuple[int, int, int]:
+    """Return the row, lowered to the own hard limit where that cannot be raised."""
+    own = resource.getrlimit(number)
+    if _height(hard) > _height(own[1]):
+        try:
+            resource.setrlimit(number, (own[0], hard))
+        except ValueError:  # so Python tells of EPERM
+            hard = own[1]
+            soft = min(soft, hard, key=_height)
+        else:
+            resource.setrlimit(number, own)
+    return number, soft, hard
+
+
+def _height(limit: int) -> float:
+    return float("inf") if limit == resource.RLIM_INFINITY else limit
+
+
+def _permitted(wanted: int, own: int, change: Callable[[int], None]) -> int:
+    """Return `wanted`, or `own` where this process may not go down to it."""
+    if wanted < own:
+        try:
+            change(wanted)
+        except OSError:
+            return own
+        change(own)
+    return wanted
+
+
+def _set_nice(niceness: int) -> None:
+    os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
 def _oom_score() -> int:
     with open("/proc/self/oom_score_adj") as file:
         return int(file.read())
+
+
+def _set_oom_score(score: int) -> None:
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(score))

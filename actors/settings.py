@@ -159,6 +159,9 @@ Rlimits = tuple[tuple[int, int, int], ...]
 class Limits:
     """What a child may use; `None` leaves what the client's process has.
 
+    A shared broker may have less, and no right to more: then `None` is what it has, and
+    a number above that fails the start.
+
     The system enforces the first eight; soft and hard limit become the same value, but
     the hard one of `cpu` is a second more, so that SIGXCPU comes first. The last three
     are watched by the engine: give a `Watch`, or a number that stands for
@@ -225,6 +228,11 @@ class Limits:
                 _, most = merged.get(number, (-1, -1))
                 merged[number] = (value, _hard_limit(number, value, most))
         return tuple((number, *pair) for number, pair in merged.items())
+
+    def named(self) -> frozenset[int]:
+        """Return the numbers of the resources whose limit is set."""
+        asked = zip(_RLIMITS.values(), _rlimits_of(self), strict=True)
+        return frozenset(number for number, value in asked if value is not None)
 
     def to_wire(self) -> dict[str, Any]:
         """Return what is set: numbers, and `[value, action]` for a watch."""

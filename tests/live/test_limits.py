@@ -2,11 +2,14 @@
 
 import ast
 import asyncio
+import errno
 import os
 import resource
 import select
 import signal
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +29,7 @@ from tests.live.children import (
     program,
     until,
 )
+from tests.parts import serving
 
 pytestmark = pytest.mark.live
 
@@ -284,6 +288,52 @@ async def test_s17_every_limit_reaches_the_child_and_no_other() -> None:
         }
         state = ast.literal_eval(free.text)
         assert (state["NOFILE"], state["CPU"]) == (own, (-1, -1))
+
+
+async def test_a_score_is_set_although_no_file_can_be_opened_then() -> None:
+    limits = Limits(nofile=4, oom_score_adj=900)
+    async with actors.Engine() as engine:
+        done = await engine.run(["true"], limits=limits)
+        assert done.returncode == 0
+
+
+CONFINED = """
+import ctypes, os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (2000, 4096))
+os.nice(5)
+for capability in 23, 24:  # CAP_SYS_NICE and CAP_SYS_RESOURCE, from the next exec on
+    assert ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) == 0
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives privileges up")
+@pytest.mark.parametrize("tty", [False, True])
+async def test_a_confined_broker_passes_on_what_it_can_and_refuses_what_was_asked(
+    tmp_path: Path, *, tty: bool
+) -> None:
+    tmp_path.chmod(0o700)
+    endpoint = f"ipc://{tmp_path}/broker.sock"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard > 5000
+    with serving(endpoint, sys.executable, "-c", CONFINED):
+        async with actors.Engine(endpoint) as engine:
+            done = await engine.run(program(TELLS_LIMITS, tag()), tty=tty)
+            state = ast.literal_eval(done.text)
+            assert state["NOFILE"] == (min(soft, 4096), 4096)
+            assert state["nice"] == 5
+            for asked in (Limits(nofile=5000), Limits(nice=0)):
+                with pytest.raises(actors.SpawnFailed) as failed:
+                    await engine.run(["true"], tty=tty, limits=asked)
+                assert failed.value.step == "limits"
+                assert failed.value.errno in (errno.EPERM, errno.EACCES)
+            within = Limits(nofile=3000, nice=6)
+            done = await engine.run(
+                program(TELLS_LIMITS, tag()), tty=tty, limits=within
+            )
+            state = ast.literal_eval(done.text)
+            assert state["NOFILE"] == (3000, 3000)
+            assert state["nice"] == 6
 
 
 FILLS_FILE = """

@@ -3,6 +3,8 @@
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NoReturn
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from actors import SpawnFailed, process
 from actors.ambient import Surroundings
 from actors.launch import Launch
-from actors.settings import Settings
+from actors.settings import Limits, Settings
 from actors.spec import Spec
 
 pytestmark = pytest.mark.live
@@ -47,6 +49,31 @@ def test_a_start_without_a_pipe_is_refused_and_leaves_none_open(
         process.start(launch)
     assert (refused.value.errno, refused.value.step) == (errno.EMFILE, "pipe")
     assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.fixture
+def protected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have a score of this process that it may not lower again."""
+
+    def refuse(_: int) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(process, "_oom_score", lambda: 300)
+    monkeypatch.setattr(process, "_set_oom_score", refuse)
+    process._limits.cache_clear()
+    yield
+    process._limits.cache_clear()
+
+
+@pytest.mark.usefixtures("protected")
+def test_a_score_that_cannot_be_had_fails_only_whoever_asked_for_it(
+    launch: Launch,
+) -> None:
+    assert process.limits(replace(launch, oom_score_adj=299)) is None
+    asked = replace(launch, oom_score_adj=299, limits=Limits(oom_score_adj=299))
+    with pytest.raises(SpawnFailed) as refused:
+        process.start(asked)
+    assert (refused.value.errno, refused.value.step) == (errno.EACCES, "limits")
 
 
 # Wide pipes

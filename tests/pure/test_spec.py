@@ -133,6 +133,12 @@ def test_a_limit_replaces_the_clients_and_others_stay() -> None:
     assert Limits().rlimits((NOFILE, CORE)) == (NOFILE, CORE)
 
 
+def test_the_limits_of_the_system_that_were_asked_for_are_known() -> None:
+    asked = Limits(nofile=64, core=0, nice=3, output=9)
+    assert asked.named() == {resource.RLIMIT_NOFILE, resource.RLIMIT_CORE}
+    assert Limits().named() == set()
+
+
 def test_the_hard_limit_of_processor_time_leaves_room_for_a_signal_of_its_own() -> None:
     for most, hard in ((-1, 6), (9, 6), (6, 6), (5, 5), (4, 6)):
         ambient = ((resource.RLIMIT_CPU, 3, most),)
