@@ -17,7 +17,8 @@ import select
 import signal
 import struct
 import termios
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -328,7 +329,24 @@ def _failure_pipe(taken: tuple[int, ...]) -> tuple[int, int]:
 
 def _above(fd: int, taken: tuple[int, ...]) -> int:
     """Return `fd`, copied above the highest of `taken` if there are any."""
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(taken) + 1) if taken else fd
+    if not taken:
+        return fd
+    with _any_number():
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(taken) + 1)
+
+
+@contextmanager
+def _any_number() -> Iterator[None]:
+    """For a block, let a descriptor have any number up to the hard limit.
+
+    The client may have raised its soft limit since this process was started.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _read_all(fd: int) -> bytes:
@@ -402,10 +420,10 @@ def _numbering(numbers: tuple[int, ...], fds: tuple[int, ...]) -> Step | None:
         return None
 
     def copy() -> None:
-        for fd, number in zip(
-            [_above(fd, numbers) for fd in fds], numbers, strict=True
-        ):
-            os.dup2(fd, number)
+        copies = [_above(fd, numbers) for fd in fds]
+        with _any_number():
+            for fd, number in zip(copies, numbers, strict=True):
+                os.dup2(fd, number)
 
     return Step(b"pipe", copy)
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import itertools
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -162,6 +163,31 @@ async def test_s14_numbers_above_the_childs_limit_are_passed_like_by_subprocess(
             argv = program("print(os.read(300, 10))")
             done = await engine.run(argv, pass_fds=(300,), limits=Limits(nofile=64))
             assert done.text == "b'300'\n", done.stderr
+
+
+@pytest.mark.parametrize("tty", [False, True])
+async def test_s14_numbers_above_the_limit_that_the_engine_began_with_are_passed(
+    *, tty: bool
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (600, hard))
+        async with Engine() as engine:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (2100, hard))
+            with at(599, 2000):
+                tells = "import resource; print(os.read(599, 9), os.read(2000, 9), "
+                argv = program(tells + "resource.getrlimit(resource.RLIMIT_NOFILE))")
+                done = await engine.run(argv, pass_fds=(599, 2000), tty=tty)
+            assert done.text.strip() == f"b'599' b'2000' (2100, {hard})"
+            argv = program(
+                "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+            )
+            resource.setrlimit(resource.RLIMIT_NOFILE, (600, hard))
+            with at(400):  # nothing was left raised
+                done = await engine.run(argv, pass_fds=(400,), tty=tty)
+            assert done.text.strip() == f"(600, {hard})"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # --- what is refused, and what fails -------------------------------------------------
