@@ -6,7 +6,8 @@ never import zmq, asyncio, psutil or multiprocess.
 
 It is a subreaper. Its known children are its workers; *any other direct child is an
 orphan of a dead worker*, killed with everything below it. A worker is reported GONE
-only when it is reaped and no orphan is left.
+only when it is reaped and no orphan is left; or, after a while, as not proven to be.
+Orphans that are left then are *stubborn*: they concern no worker that is lost later.
 
 Losing the broker it goes on, as its workers do for their grace: the supervisor sends it
 a leg to the next one over `lifeline`, and it gives each worker a leg over its control
@@ -29,7 +30,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from broker import cgroup, journal, lease, tree
 from broker.opening import reset_signals
@@ -56,6 +57,18 @@ SWEEP_PAUSE: Final = 1
 Main = Callable[[int, int, cgroup.Cgroup | None, journal.Record, float], NoReturn]
 
 
+class Loss(NamedTuple):
+    """The end of a worker that is not reported yet.
+
+    Attributes:
+        since: when it was reaped.
+        others: orphans that it did not leave, as they were stubborn before it ended.
+    """
+
+    since: float
+    others: frozenset[int]
+
+
 class Pool:
     """The zygote's loop: forks on request, reaps, sweeps, reports."""
 
@@ -78,11 +91,16 @@ class Pool:
         self.records = records
         self.grace = grace
         self.workers: dict[int, tuple[int, _socket.socket]] = {}
-        self.lost: dict[int, float] = {}
-        self.condemned: set[int] = set()
+        self.lost: dict[int, Loss] = {}
+        self.condemned: dict[int, frozenset[int]] = {}
+        """Pids, and who was stubborn before."""
+        self.stubborn: frozenset[int] = frozenset()
+        """Orphans that did not go in the time of the workers that left them."""
+        self.unproven: set[int] = set()
+        """Workers that were reported while something was left of them."""
+        self.next_try = 0.0
         self.broken = -REPORTED
         """When the last worker was lost, and not retired."""
-        self.sweep: tree.Sweep | None = None
         self.broker_gone = False
         self.soft_limit = raise_file_limit()
         self.wake = wake_on_child()
@@ -150,7 +168,7 @@ class Pool:
     def _timeout(self) -> int:
         if self.lost:
             return SWEEP_PAUSE
-        if self.sweep is not None or self.condemned:
+        if self.condemned or self.unproven:
             return SURVIVORS_PAUSE
         return max(0, int((self.lease_check - time.monotonic()) * 1000) + 1)
 
@@ -200,6 +218,8 @@ class Pool:
                 if pid == 0:
                     self._become_worker(worker, leg, theirs.fileno())
                 self.workers[pid] = (worker, ours)
+                # A broker that follows may not know that there was one of this number.
+                self.unproven.discard(worker)
             theirs.close()
             os.close(leg)
 
@@ -228,7 +248,7 @@ class Pool:
         for pid, (number, _) in self.workers.items():
             if number == worker:
                 tree.signal_child(pid, signal.SIGKILL)
-                self.condemned.add(pid)
+                self.condemned[pid] = self.stubborn
 
     def _enter_cgroup(self, worker: int) -> cgroup.Cgroup | None:
         """Move this fresh worker into a cgroup of its own, where there can be one."""
@@ -262,32 +282,57 @@ class Pool:
                 return
             if pid == 0:
                 return
+            self.stubborn -= {pid}
             if pid in self.workers:
                 worker, control = self.workers.pop(pid)
-                self.condemned.discard(pid)
+                others = self.condemned.pop(pid, self.stubborn)
                 control.close()
-                self.lost[worker] = time.monotonic()
+                self.lost[worker] = Loss(time.monotonic(), others)
                 if status:
-                    self.broken = self.lost[worker]
+                    self.broken = self.lost[worker].since
                 self._leave_cgroup(worker)
 
     def _sweep(self) -> None:
-        if (self.lost or self.condemned) and self.sweep is None:
-            self.sweep = tree.Sweep(self.workers.keys)
-        if self.sweep is None:
+        """Kill what lost workers left, and report those of which nothing is left."""
+        if not (self.lost or self.condemned or self.unproven):
             return
-        if self.sweep.step():
-            for worker in self.lost:
-                self._leave_cgroup(worker)
-                self.records.remove(worker)
-                self._report(worker, 0, proven=True)
-            self.lost.clear()
-            self.sweep = None
-            return
-        late = time.monotonic() - PROOF_TIMEOUT
-        for worker in [w for w, since in self.lost.items() if since < late]:
-            del self.lost[worker]
-            self._report(worker, 0, proven=False)
+        spared = self.workers.keys() | self.stubborn
+        if tree.Sweep(lambda: spared).step():
+            for worker, loss in list(self.lost.items()):
+                if self.stubborn <= loss.others:
+                    self._see_off(worker)
+                    del self.lost[worker]
+                    self._report(worker, 0, proven=True)
+            if not self.stubborn:
+                for worker in self.unproven:
+                    self._see_off(worker)
+                self.unproven.clear()
+        now = time.monotonic()
+        if any(since + PROOF_TIMEOUT < now for since, _ in self.lost.values()):
+            self._give_up(now)
+        if self.stubborn and now > self.next_try:
+            self.next_try = now + SURVIVORS_PAUSE / 1000
+            tree.Sweep(self.workers.keys).step()
+
+    def _give_up(self, now: float) -> None:
+        """Report the workers whose time is over; what is left is stubborn.
+
+        Some of it may be of a worker that was lost since. That one is reaped before it
+        counts as stubborn, and is not proven gone before it is.
+        """
+        left = set(tree.children(os.getpid())) - self.workers.keys()
+        self._reap()
+        for worker, loss in list(self.lost.items()):
+            if loss.since + PROOF_TIMEOUT < now:
+                del self.lost[worker]
+                self.unproven.add(worker)
+                self._report(worker, 0, proven=False)
+        self.stubborn |= left.intersection(tree.children(os.getpid()))
+
+    def _see_off(self, worker: int) -> None:
+        """Remove the cgroup and the record of a worker of which nothing is left."""
+        self._leave_cgroup(worker)
+        self.records.remove(worker)
 
     def _report(self, worker: int, errno: int, *, proven: bool) -> None:
         if not self.broker_gone:

@@ -14,7 +14,8 @@ import pytest
 
 import actors
 from broker import tree
-from tests.helpers import NOT_BLOCKED, alive, eventually, parent, python, state
+from tests.helpers import NOT_BLOCKED, alive, end, eventually, parent, python, state
+from tests.parts import running
 
 pytestmark = pytest.mark.live
 
@@ -259,6 +260,73 @@ def test_s36_a_child_of_another_user_survives_and_is_never_called_gone(
         "own end": [7, "exited"],
         "cause": "worker-lost",
     }
+
+
+STAYS = """
+import os, signal, sys
+os.setgid(12345)
+os.setuid(12345)
+os.write(1, b"up")
+while True:
+    signal.pause()
+"""
+
+# Like CAPTIVE.
+STAINED = f"""
+import asyncio, ctypes, json, os, signal, sys
+assert ctypes.CDLL(None).prctl(24, 5, 0, 0, 0) == 0
+if len(sys.argv) == 1:
+    os.execv(sys.executable, [sys.executable, __file__, "again"])
+import actors
+from tests.helpers import parent, python
+
+async def main():
+    settings = actors.Settings(containment="subreaper")
+    async with actors.Engine(settings=settings) as engine:
+        foreign = [await engine.spawn(python({STAYS!r})) for _ in range(2)]
+        for child in foreign:
+            await child.poll(wait=20, mode="output")
+        others = [await engine.spawn(["sleep", "150"]) for _ in range(2)]
+        for child in foreign:
+            os.kill(parent(child.pid), signal.SIGKILL)
+        said = []
+        for child in foreign:
+            assert (await child.wait()).cause == "worker-lost"
+            try:
+                said.append(len((await child.kill(0.5)).survivors))
+            except actors.WorkerLost:
+                said.append("lost")
+        for child in others:
+            os.kill(parent(child.pid), signal.SIGKILL)
+            assert (await child.wait()).cause == "worker-lost"
+            said.append(len((await child.kill(0.5)).survivors))
+            await child.aclose()
+        print(json.dumps([said, [child.pid for child in foreign]]), flush=True)
+        sys.stdin.readline()
+        os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changes the user of a child")
+def test_what_a_lost_worker_left_for_good_is_no_trouble_for_the_next_that_is_lost(
+    tmp_path: Path, runtime_dir: Path
+) -> None:
+    script = tmp_path / "stained.py"
+    script.write_text(STAINED)
+
+    def records() -> int:
+        return len(list((runtime_dir / "creche" / "journal").glob("run-*/w*")))
+
+    with running(sys.executable, str(script)) as program:
+        said, foreign = json.loads(program.line(30))
+        assert said == ["lost", "lost", 0, 0]
+        before = records()
+        end(foreign)
+        eventually(lambda: records() == before - 2)
+        program.tell("over")
+        assert program.process.wait(NOT_BLOCKED) == 0
 
 
 def user(pid: int) -> int:
