@@ -84,6 +84,8 @@ class Worker:
         self.home = home
         self.record = record
         self.grace = grace
+        self.retired = False
+        """Whether the broker has said that it will close the leg."""
         self.adrift: float | None = None
         """When the grace is over, while there is no broker."""
         self.session: Session | None = None
@@ -226,7 +228,7 @@ class Worker:
         try:
             self._take_frames()
         except LegClosed:
-            if not self.grace:
+            if self.retired or not self.grace:
                 raise
             self._lose_leg()
 
@@ -301,6 +303,8 @@ class Worker:
         session = self.session
         if message.kind is Kind.START:
             self._start(message, fds)
+        elif message.kind is Kind.RETIRE:
+            self.retired = True
         elif session is not None and session.number == message.session:
             session.command(message, time.monotonic())
         elif message.request and message.kind is not Kind.CREDIT:

@@ -482,7 +482,7 @@ class Keeper:
             self.idle.append(worker)
         else:
             del self.slots[worker]
-            self._out.append(Retire(worker))
+            self._out += ToWorker(worker, Message(Kind.RETIRE)), Retire(worker)
 
     def _worker_gone(self, worker: int, errno: int, *, proven: bool) -> None:
         number = self.slots.pop(worker, None)

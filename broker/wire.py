@@ -119,6 +119,7 @@ class Kind(IntEnum):
     # broker -> worker
     START = 30
     MEMO = 31
+    RETIRE = 32
     # broker or worker -> client
     WELCOME = 40
     REPLY = 41
@@ -383,6 +384,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
         payload=True,
     ),
     Kind.MEMO: Shape({"memo": _MEMO}),
+    Kind.RETIRE: Shape({}),
     Kind.WELCOME: Shape({"clock": _seconds(), "grace": _seconds(), "proof": _raw(64)}),
     Kind.REPLY: Shape(_ANYTHING, payload=None),
     Kind.ERROR: Shape({"code": _text(32), "values": _plain}, payload=None),

@@ -20,7 +20,8 @@ import zmq
 import actors
 from actors.ambient import Surroundings
 from actors.spec import Spec
-from broker import auth, errors, wire
+from broker import auth, errors, tree, wire
+from broker.keeper import IDLE_WORKERS
 from broker.link import Link, in_time
 from broker.wire import Kind, Message
 from tests.helpers import (
@@ -1129,6 +1130,20 @@ async def lose_without_grace(broker: Program, endpoint: str) -> None:
             await asyncio.wait_for(children[3].poll(wait=0), NOT_BLOCKED)
         await asyncio.to_thread(broker.process.wait, NOT_BLOCKED)
         assert tagged(word) == []
+
+
+async def test_workers_that_are_wanted_no_more_do_not_wait_for_another_broker(
+    endpoint: str,
+) -> None:
+    with serving(endpoint, grace=10 * NOT_BLOCKED):
+        async with actors.Engine(endpoint) as engine:
+            many = range(IDLE_WORKERS + 6)
+            children = [await engine.spawn(["sleep", "150"]) for _ in many]
+            pool = Parts.of(children[0].pid).pool
+            await asyncio.gather(*(child.aclose() for child in children))
+            await asyncio.to_thread(
+                eventually, lambda: len(tree.children(pool)) == IDLE_WORKERS
+            )
 
 
 @pytest.mark.soak

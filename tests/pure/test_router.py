@@ -2342,7 +2342,8 @@ def test_more_idle_workers_than_wanted_are_retired(
     first, one = world.started(token="1")
     second, two = world.started(token="2")
     assert world.idle(one, first) == []
-    assert world.idle(two, second) == [Retire(two)]
+    said = ToWorker(two, Message(Kind.RETIRE))
+    assert world.idle(two, second) == [said, Retire(two)]
     assert world.router.slots == {one: None}
     assert world.happen(WorkerGone(two, 0, True)) == [Retire(two)]
 
