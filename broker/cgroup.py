@@ -5,6 +5,7 @@ and no fork can outrun it. Whether it can is found out by doing it (`probe`): mo
 points, delegation and namespaces differ too much to be guessed.
 """
 
+import errno
 import os
 from contextlib import suppress
 
@@ -13,6 +14,8 @@ __all__ = ["Cgroup", "own_directory", "probe"]
 PREFIX = "creche-"
 """Of the cgroup of an engine; its supervisor's pid follows."""
 MOUNTS = "/proc/self/mountinfo"
+_LISTS_NOBODY = (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP)
+"""What a cgroup answers that was removed, or is threaded: one above lists who is in."""
 
 
 def own_directory(controller: str = "") -> str | None:
@@ -165,11 +168,19 @@ class Cgroup:
         return os.stat(self.path).st_ino
 
     def pids(self) -> list[int]:
-        """Every process in it, also in cgroups that its members made below."""
+        """Every process in it, also in cgroups that its members made below.
+
+        Raises:
+            OSError: It cannot be read.
+        """
         found: list[int] = []
         for directory, _, _ in os.walk(self.path):
-            with open(os.path.join(directory, "cgroup.procs")) as file:
-                found.extend(int(line) for line in file)
+            try:
+                with open(os.path.join(directory, "cgroup.procs")) as file:
+                    found.extend(int(line) for line in file)
+            except OSError as error:
+                if error.errno not in _LISTS_NOBODY:
+                    raise
         return found
 
     def crowded(self, most: int) -> bool:

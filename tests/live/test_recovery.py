@@ -18,7 +18,7 @@ import actors
 from actors import ignition, rehearsal, session
 from actors.launch import Launch
 from actors.process import Process
-from broker import aftermath, journal, kinship, tree
+from broker import aftermath, cgroup, journal, kinship, tree
 from tests.helpers import (
     FOREVER,
     NOT_BLOCKED,
@@ -285,6 +285,37 @@ async def test_s51_without_a_cgroup_it_is_not_found_as_doctor_says(
         assert (finding.kind, finding.pids) == ("killed", tuple(crashed.children))
         (escaped,) = tagged(word)
         end([escaped])
+
+
+THREADED = """
+import os
+from broker import cgroup
+place = cgroup.own_directory() + "/threaded"
+os.mkdir(place)
+for name, word in ("type", "threaded"), ("threads", "0"):
+    with open(f"{place}/cgroup.{name}", "w") as file:
+        file.write(word)
+signal.pause()
+"""
+
+
+async def test_s51_a_threaded_cgroup_below_a_workers_is_no_trouble(
+    tmp_path: Path,
+) -> None:
+    with crashing(tmp_path, python(THREADED)) as crashed:
+        (pid,) = crashed.children
+        place = Path(f"/proc/{pid}/cgroup")
+        eventually(lambda: "/threaded\n" in place.read_text())
+        home = cgroup.own_directory()
+        assert home is not None
+        engine = Path(home) / f"{cgroup.PREFIX}{crashed.parts.supervisor}"
+        assert engine.exists()
+        crashed.crash()
+        (finding,) = (await recovered()).trees
+        assert (finding.kind, finding.pids) == ("killed", (pid,))
+        eventually(lambda: not alive(pid))
+        await recovered()  # which removes what was not reaped in time
+        assert not engine.exists()
 
 
 async def test_s51_living_engines_are_left_alone(runtime_dir: Path) -> None:

@@ -808,6 +808,34 @@ def test_what_members_made_below_a_cgroup_is_counted_and_removed(start: Start) -
 
 
 @contained
+@contained
+def test_a_cgroup_is_killed_although_a_member_made_a_threaded_one_below() -> None:
+    result = in_subreaper("""
+from broker import cgroup
+
+job = cgroup.Cgroup.create(f"creche-test-{os.getpid()}")
+
+def member():
+    job.enter()
+    place = f"{job.path}/threaded"
+    os.mkdir(place)
+    for name, word in ("type", "threaded"), ("threads", "0"):
+        with open(f"{place}/cgroup.{name}", "w") as file:
+            file.write(word)
+    say()
+    signal.pause()
+
+pid = fork(member)
+hear(1)
+inside = job.pids() == [pid]
+job.kill()
+status = os.waitpid(pid, 0)[1]
+job.remove()
+print(json.dumps([inside, status, os.path.exists(job.path)]))
+""")
+    assert result == [True, signal.SIGKILL, False]
+
+
 def test_the_probe_leaves_nothing_behind_also_when_it_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
