@@ -149,7 +149,11 @@ def _ticket() -> _socket.socket | None:
     It is a name that one socket at a time can have, until that is closed or its process
     ends, however it does.
     """
-    ticket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+    kind = _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC
+    try:
+        ticket = _socket.socket(_socket.AF_UNIX, kind)
+    except OSError:  # no descriptor is to be had
+        return None
     for number in range(WIDE_PIPES):
         try:
             ticket.bind(_TICKET % (os.geteuid(), number))

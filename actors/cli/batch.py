@@ -169,8 +169,11 @@ def _run(arguments: tuple[str, ...], options: dict[str, Any]) -> tuple[int, str 
 
 def _order(arguments: tuple[str, ...], options: dict[str, Any]) -> "Order":
     from actors.batch import command  # noqa: PLC0415 - see the package's docstring
+    from actors.batch.jobs import is_separator  # noqa: PLC0415
     from actors.batch.runner import Plan  # noqa: PLC0415
 
+    if any(map(is_separator, arguments)):  # else these are names of files
+        arguments = tuple(map(words.utf8, arguments))
     limit: Limit = options["timeout"]
     form = "json" if options["as_json"] else "jsonl" if options["as_jsonl"] else "text"
     plan = Plan(

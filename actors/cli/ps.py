@@ -66,9 +66,11 @@ def _as_line(what: "Snapshot | Lifecycle") -> str:
     from actors.events import Snapshot  # noqa: PLC0415
 
     if isinstance(what, Snapshot):
-        return words.fitted("  ".join(map(str, _row(what))))
+        cells = (words.plain(str(cell)) for cell in _row(what))
+        return words.fitted("  ".join(cells))
     why = what.error or (words.end(what.status) if what.status else "")
-    return f"{what.id or '-'}  {what.kind}  {why}  {what.scope}".rstrip()
+    line = f"{what.id or '-'}  {what.kind}  {why}  {what.scope}"
+    return words.plain(line.rstrip())
 
 
 def _row(found: "Snapshot") -> tuple[object, ...]:

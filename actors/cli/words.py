@@ -242,11 +242,22 @@ def broker(endpoint: str | None) -> str:
 
 
 def command(argv: Sequence[str]) -> str:
-    """Return a command in one line, as a shell would take it; odd bytes as escapes."""
+    """Return a command in one line, as a shell would take it."""
     import shlex  # noqa: PLC0415 - see the package's docstring
 
-    line = " ".join(shlex.join(argv).split())
-    return line.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return " ".join(shlex.join(argv).split())
+
+
+def plain(text: str) -> str:
+    """Return what others have named as it can be shown: it does nothing to a terminal.
+
+    Bytes that are no text, and characters that are not printed, become escapes.
+    """
+    shown = text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode()
+        for one in shown
+    )
 
 
 def end(status: "ExitStatus") -> str:
@@ -294,8 +305,8 @@ def amount(size: float) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return rows below their heads, in columns; the last one is not filled up."""
-    lines = [heads, *([str(cell) for cell in row] for row in rows)]
+    """Return `plain` rows below their heads, in columns; the last is not filled up."""
+    lines = [heads, *([plain(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads) - 1)]
     return "\n".join(
         "  ".join([*map(str.ljust, line, widths), line[-1]]).rstrip() for line in lines

@@ -36,7 +36,7 @@ PATIENCE = 3 * NOT_BLOCKED
 """Seconds for a whole batch, engine and all, on a busy machine."""
 
 
-def batch(*words: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
+def batch(*words: str | bytes, **options: Any) -> "subprocess.CompletedProcess[bytes]":
     plain: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     if "input" not in options:
         plain["stdin"] = subprocess.DEVNULL
@@ -95,6 +95,14 @@ def test_lines_objects_and_stdin_are_jobs(tmp_path: Path) -> None:
 def test_a_command_is_run_for_every_combination() -> None:
     done = batch("-k", "--tag", "echo", "{#}", "{}", ":::", "a b", "c", ":::", "d")
     assert done.stdout == b"a b d\t1 a b d\nc d\t2 c d\n"
+
+
+def test_words_of_a_command_are_the_bytes_given(latin: dict[str, str]) -> None:
+    word = "ü".encode()
+    done = batch(
+        "--tag", "printf", "'%s\n'", b"c" + word, ":::", b"a" + word, env=latin
+    )
+    assert done.stdout == b"a%b\tc%b\na%b\ta%b\n" % (word, word, word, word)
 
 
 def test_a_job_is_run_before_the_next_one_is_there() -> None:

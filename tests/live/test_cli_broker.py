@@ -200,6 +200,19 @@ def test_an_argument_that_is_no_text_is_shown_by_its_bytes(
             assert shown.rstrip().endswith(" '\\u20ac'")
 
 
+@pytest.mark.parametrize("look", [("ps",), ("top", "--count", "1")])
+def test_nothing_that_is_shown_does_something_to_the_terminal(
+    look: tuple[str, ...], broker: str
+) -> None:
+    name = {"name": "n\x1b[2J\nn"}
+    with blocking.Engine(broker) as engine, engine.scope("s\x1b[1m") as scope:
+        scope.spawn([*program(REST), "a\x1b[3m"], metadata=name)
+        shown = said(*look)
+        assert "\x1b" not in shown
+        for word in ("s\\x1b[1m", "n\\x1b[2J\\nn", "a\\x1b[3m"):
+            assert word in shown
+
+
 def test_what_happens_is_told_line_by_line(broker: str) -> None:
     began = time.time()  # noqa: TID251 - a date
     number = left("--", "sleep", "99")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
@@ -113,6 +114,17 @@ def test_a_pipe_is_widened_while_few_are() -> None:
     assert held_by(last) == process.WIDE_PIPE
     for pipe in [*pipes, last]:
         pipe.close()
+
+
+def test_a_pipe_is_not_widened_without_a_free_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipe = streaming()
+    with monkeypatch.context() as patch:
+        patch.setattr("_socket.socket", Mock(side_effect=OSError("too many")))
+        pipe.widen("stdout")
+    assert pipe.capacity("stdout") == held_by(pipe) == process.PIPE
+    pipe.close()
 
 
 @pytest.mark.usefixtures("own_tickets")
