@@ -129,6 +129,10 @@ class Child:
     ) -> PollResult:
         """Write `input` if given, then return what came since the last poll.
 
+        A poll does not wait until its input is in the pipe: what the child has not read
+        by then goes in as it reads. One that is cancelled or fails consumes no output;
+        input that was sent goes in nevertheless, unless it was that which was refused.
+
         Args:
             input: bytes for stdin, or text as UTF-8; empty is none.
             wait: seconds to wait at most, 10 unless told; 0: what is there now. Clamped
@@ -140,7 +144,8 @@ class Child:
             yield_on: returns early with what there is when this is set.
 
         Raises:
-            InvalidRequest: an argument is out of range.
+            InvalidRequest: an argument is out of range, or the terminal would cut a
+                line of `input`.
             StdinUnavailable: there is input, and nowhere to put it.
             SessionNotFound: the session was closed.
             BrokerLost: the broker is gone.

@@ -6,11 +6,16 @@ two of them with one cursor would return the same bytes.
 
 A poll that is to yield takes its request back, and asks again for what is there now:
 the answer to the first one is not taken in any more, so nothing is returned twice.
+
+Input goes ahead of the poll, and what refuses it is heard before the poll returns. That
+it is in the pipe is not waited for: a child that does not read would hold the poll up
+beyond its time.
 """
 
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from math import inf
 from typing import Any, Final
 
@@ -79,13 +84,39 @@ class Polling:
         async with self._turn:
             self._polled = True
             started = self._link.loop.time()
-            writing = asyncio.ensure_future(write(data)) if data else None
-            try:
-                reply = await self._ask(terms, yield_on, writing)
-            finally:
-                if writing is not None and not writing.done():
-                    writing.add_done_callback(ignored)
+            if data:
+                reply = await self._write_and_ask(data, terms, yield_on, write)
+            else:
+                reply = await self._ask(terms, yield_on, None)
             return self._result(reply, self._link.loop.time() - started)
+
+    async def _write_and_ask(
+        self,
+        data: bytes,
+        terms: dict[str, Any],
+        yield_on: asyncio.Event | None,
+        write: Write,
+    ) -> Message | errors.WorkerLost:
+        writing = asyncio.ensure_future(write(data))
+        writing.add_done_callback(ignored)  # the poll may be over before it is
+        await asyncio.sleep(0)  # the write is asked for first
+        reply = await self._ask(terms, yield_on, writing)
+        await self._hear_refusal(writing)
+        return reply
+
+    async def _hear_refusal(self, writing: "asyncio.Future[WriteResult]") -> None:
+        """Raise what refused the input, though its being in the pipe is not awaited.
+
+        A poll overtakes input where that has to queue. An empty write at the start does
+        not, and is answered at once: whatever refused the input was told before that.
+        """
+        if not writing.done():
+            asked = self._link.ask(Kind.WRITE, self._record.id, {"at": 0}, b"")
+            asked.add_done_callback(ignored)
+            await asyncio.wait((writing, asked), return_when=asyncio.FIRST_COMPLETED)
+        if writing.done():
+            with suppress(errors.WorkerLost):  # a poll tells that by its state
+                writing.result()
 
     async def _ask(
         self,

@@ -1,10 +1,13 @@
 """What a child reads from its stdin."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 import actors
+from broker import link
+from broker.wire import Kind
 from tests.helpers import NOT_BLOCKED, tag
 from tests.live.children import (
     COUNTS_INPUT,
@@ -73,6 +76,84 @@ async def test_s34_input_is_refused_where_there_is_no_stdin(opened: Opened) -> N
         await child.kill()
         with pytest.raises(actors.StdinUnavailable):
             await child.write(b"x")
+        await child.aclose()
+
+
+LINE = b"x" * 5000 + b"\n"
+"""Longer than a terminal takes in canonical mode."""
+
+
+@pytest.mark.parametrize(
+    ("options", "data", "wanted"),
+    [
+        ({}, b"x", actors.StdinUnavailable),
+        ({"tty": True}, LINE, actors.InvalidRequest),
+    ],
+    ids=["no stdin", "too long a line"],
+)
+async def test_s34_a_poll_that_does_not_wait_tells_that_its_input_was_refused(
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    data: bytes,
+    wanted: type[Exception],
+) -> None:
+    monkeypatch.setattr(link, "DRAIN", 1)  # no answer is there with the one before it
+    now = asyncio.Event()
+    now.set()
+    async with opened() as engine:
+        child = await engine.spawn(program(REST, tag()), **options)
+        await child.expect("ready", timeout=NOT_BLOCKED)
+        for how in ({"wait": 0}, {"yield_on": now}, {"wait": 1}):
+            with pytest.raises(wanted):
+                await child.poll(data, mode="output", **how)
+        assert b"ready" in (await child.poll(wait=0)).stdout, "it consumed nothing"
+        await child.kill()
+        for how in ({"wait": 0}, {"yield_on": now}, {}):
+            with pytest.raises(actors.StdinUnavailable):
+                await child.poll(b"late", **how)
+        assert (await child.poll()).status == child.status
+        await child.aclose()
+
+
+@pytest.mark.parametrize("size", [1, 200_000])
+async def test_a_poll_that_overtakes_its_input_tells_that_it_was_refused(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(program(REST, tag()))
+        post, queued = child._link.post, []
+
+        def overtaken(kind: Kind, *words: Any, **named: Any) -> None:
+            if kind is Kind.WRITE and words[-1]:
+                queued.append((kind, *words))
+                return
+            if kind is Kind.WRITE:
+                while queued:
+                    post(*queued.pop(0))
+            post(kind, *words, **named)
+
+        monkeypatch.setattr(child._link, "post", overtaken)
+        with pytest.raises(actors.StdinUnavailable):
+            await child.poll(b"x" * size, wait=0)
+        assert not queued
+
+
+async def test_a_poll_does_not_wait_for_the_pipe_to_take_its_input(
+    opened: Opened,
+) -> None:
+    size = 200_000
+    async with opened() as engine:
+        child = await engine.spawn(program("rest()", tag()), stdin="pipe")
+        async with asyncio.timeout(NOT_BLOCKED):
+            for _ in range(2):
+                assert (await child.poll(b"x" * size, wait=0)).alive
+        await child.aclose()
+        child = await engine.spawn(program(COUNTS_INPUT, tag()), stdin="pipe")
+        assert (await child.poll(b"x" * size, wait=0)).alive
+        assert (await child.write(b"")).accepted == 0  # behind what came before it
+        await child.close_stdin()
+        assert (await drained(child))[0] == b"total %d" % size
         await child.aclose()
 
 
