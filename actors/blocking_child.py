@@ -351,7 +351,7 @@ class Child:
             ttl: seconds that it may live without an owner; None: as its spawn said.
 
         Raises:
-            InvalidRequest, SessionNotFound, WorkerLost: see there.
+            InvalidRequest, SessionOwned, SessionNotFound, WorkerLost: see there.
         """
         self._portal.call(lambda: self._child.detach(ttl))
 

@@ -586,6 +586,7 @@ class Child:
 
         Raises:
             InvalidRequest: the engine's broker is its own, and ends with it.
+            SessionOwned: this handle is a visitor's, or another client owns the child.
             SessionNotFound: the session was closed.
             WorkerLost: the worker died, and the child with it.
         """
@@ -625,13 +626,23 @@ class Child:
 
 
 class Guest(Child):
-    """A child that stays another's: everything works, but closing ends the visit alone.
+    """A child that stays another's: everything works but what is its owner's to do.
 
-    Made by `Engine.visit`.
+    Made by `Engine.visit`. Closing ends the visit alone.
     """
 
     def __init__(self, connection: Connection, record: Record) -> None:
         super().__init__(connection, record, owned=False)
+
+    async def detach(self, ttl: float | None = None) -> None:
+        """Refuse to give up what is not this handle's.
+
+        Raises:
+            SessionOwned: always.
+        """
+        self._check()
+        checks.optional(checks.seconds)("ttl", ttl)
+        raise errors.SessionOwned("a visitor does not own the child: attach to it")
 
     async def aclose(self) -> None:
         """Let go of this handle; the child goes on. Harmless to repeat."""

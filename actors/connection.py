@@ -491,7 +491,8 @@ class Connection:
     def forget(self, record: Record, why: errors.EngineError | None = None) -> None:
         """Stop tracking a session that was given up; nobody hears of its end."""
         record.fail(why or errors.SessionNotFound("the session was closed"))
-        self.records.pop(record.id, None)
+        if self.records.get(record.id) is record:  # it may be this client's again
+            del self.records[record.id]
 
     async def release(self, record: Record) -> None:
         """End a session if it still runs, and have the broker forget it.

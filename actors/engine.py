@@ -340,8 +340,9 @@ class Engine:
         """Return a handle of a child that stays its owner's, or without one.
 
         Everything works but owning: closing or collecting the handle, and the end of
-        this engine, leave the child alone. Of one that has ended the exit status and
-        the output are there. Any number of engines visit at once.
+        this engine, leave the child alone, and `detach` raises `SessionOwned`. Of one
+        that has ended the exit status and the output are there. Any number of engines
+        visit at once.
 
         Args:
             session_id: the child's number, as in `Child.id` and `Snapshot.id`.

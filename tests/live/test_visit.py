@@ -16,6 +16,7 @@ from tests.live.children import (
     LEAVES_ON_CUE,
     NUMBERS,
     REST,
+    Opened,
     drained,
     numbers,
     program,
@@ -125,6 +126,37 @@ async def test_a_visit_ends_in_its_own_loop_alone(endpoint: str) -> None:
         await child.kill()
         assert (await waiting).cause == "killed"
     await asyncio.to_thread(lambda: asyncio.run(visited.aclose()))
+
+
+async def test_a_visitor_cannot_give_up_what_is_its_owners(
+    opened: Opened, endpoint: str
+) -> None:
+    async with opened(endpoint, owner_key=b"k") as owner:
+        child = await owner.spawn(program(LEAVES_ON_CUE), stdin="pipe")
+        async with opened(endpoint, owner_key=b"k") as other:
+            for engine in (owner, other):
+                visited = await engine.visit(child.id)
+                with pytest.raises(actors.SessionOwned):
+                    await visited.detach()
+                with pytest.raises(actors.InvalidRequest, match="ttl"):
+                    await visited.detach(ttl=-1)
+                await visited.aclose()
+        assert (await child.snapshot()).owner_alive
+        waiting = asyncio.ensure_future(child.wait(NOT_BLOCKED))
+        await child.write("go\n")
+        assert (await waiting).code == 9
+        await child.aclose()
+
+
+async def test_what_was_given_up_is_tracked_as_it_is_owned_again(endpoint: str) -> None:
+    async with actors.Engine(endpoint) as engine:
+        child = await engine.spawn(program(LEAVES_ON_CUE), stdin="pipe")
+        await child.detach()
+        again = await engine.attach(child.id)
+        engine._connection().forget(child._record)
+        await again.write("go\n")
+        assert (await again.wait(NOT_BLOCKED)).code == 9
+        await again.aclose()
 
 
 async def test_a_cancelled_visit_leaves_nothing(endpoint: str) -> None:
