@@ -95,10 +95,12 @@ async def run_spec(
             await capture.closed
         else:
             child = Child(connection, record, owned=False)
-            await _await_capture(child, capture, timeout, deadline)
+            grace = connection.settings.terminate_grace
+            await _await_capture(child, capture, timeout, deadline, grace)
         if capture.refused is not None:
             with suppress(errors.EngineError):  # it may have ended
-                await Child(connection, record, owned=False).kill()
+                child = Child(connection, record, owned=False)
+                await child.kill(connection.settings.kill_timeout)
             raise capture.refused
         if record.released:
             raise errors.SessionNotFound("its owner closed meanwhile")
@@ -166,7 +168,7 @@ def _check_code(done: Completed) -> None:
 
 
 async def _await_capture(
-    child: Child, capture: Capture, timeout: float, deadline: Deadline
+    child: Child, capture: Capture, timeout: float, deadline: Deadline, grace: float
 ) -> None:
     try:
         async with deadline(timeout):
@@ -175,7 +177,7 @@ async def _await_capture(
         if capture.closed.done():
             return
         try:
-            await child.terminate()
+            await child.terminate(grace)
         except errors.SessionNotFound:  # its own end was faster, or its owner's
             await capture.closed
             return

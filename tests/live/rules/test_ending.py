@@ -10,6 +10,7 @@ import pytest
 
 import actors
 from actors import OutputPolicy
+from actors.connection import Connection
 from tests.helpers import NOT_BLOCKED, alive, eventually, gone, tag, tagged
 from tests.live.children import (
     FLOOD,
@@ -243,6 +244,33 @@ async def test_s39_a_timeout_is_told_as_the_cause(opened: Opened) -> None:
         assert status.wall_time > 1.5
         assert (await drained(child))[0] == b"....."
         await child.aclose()
+
+
+async def test_a_run_is_ended_within_the_times_of_its_settings(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float | None, float]] = []
+    end = Connection.end
+
+    def noted(
+        self: Connection, number: int, grace: float | None, timeout: float, **how: bool
+    ) -> Any:
+        asked.append((grace, timeout))
+        return end(self, number, grace, timeout, **how)
+
+    def refuse(stream: str, data: bytes) -> None:
+        raise LookupError
+
+    monkeypatch.setattr(Connection, "end", noted)
+    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + REST
+    settings = actors.Settings(terminate_grace=0.25, kill_timeout=NOT_BLOCKED)
+    async with opened(settings=settings) as engine:
+        with pytest.raises(actors.TimedOut):
+            await engine.run(program(stubborn, tag()), timeout=0.1)
+        assert asked.pop() == (0.25, NOT_BLOCKED)
+        with pytest.raises(LookupError):
+            await engine.run(program(REST, tag()), into=refuse)
+        assert asked.pop() == (None, NOT_BLOCKED)
 
 
 async def test_s39_the_return_code_turns_without_a_call(opened: Opened) -> None:
