@@ -85,6 +85,8 @@ class LifecycleStream(_Stream[Lifecycle]):
     before the end of the engine is given after it too.
     """
 
+    _inner: actors.subscription.LifecycleStream
+
     def __next__(self) -> Lifecycle:
         try:
             return super().__next__()
@@ -92,24 +94,14 @@ class LifecycleStream(_Stream[Lifecycle]):
             if not self._portal.stopping:
                 raise
         self._portal.stop()  # wait until nobody else can take an event
-        try:
-            return _without_loop(self._inner.__anext__())
-        except StopAsyncIteration:
-            raise StopIteration from None
+        with suppress(StopAsyncIteration):
+            if (event := self._inner.take()) is not None:
+                return event
+        raise StopIteration
 
     def aclose(self) -> None:
         """Stop watching; whoever waits for an event finds the end."""
         super().aclose()
-
-
-def _without_loop(call: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that has nothing to wait for any more."""
-    try:
-        call.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("it waits for a loop that has ended")
 
 
 class Reader:

@@ -25,6 +25,7 @@ from actors import checks
 from actors.connection import Connection
 from actors.events import Completed
 from actors.oneshot import run_spec
+from actors.record import check_caller
 from actors.spec import Spec
 from broker import errors
 
@@ -60,7 +61,7 @@ class Results:
         async def run_one(spec: Spec) -> Completed:
             return await run_spec(connection, scope, spec, check_open=check_open)
 
-        self._check_open = check_open
+        self._process, self._loop = os.getpid(), connection.link.loop
         self._places = _Places(
             _source(specs),
             run_one,
@@ -69,7 +70,7 @@ class Results:
             ordered=ordered,
         )
         self._finalizer = weakref.finalize(
-            self, _abandoned, connection, self._places, os.getpid()
+            self, _abandoned, connection, self._places, self._process
         )
         self._finalizer.atexit = False
 
@@ -77,6 +78,7 @@ class Results:
         return self
 
     async def __anext__(self) -> Item:
+        check_caller(self._process, self._loop)
         try:
             return await self._places.take()
         except StopAsyncIteration:

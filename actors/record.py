@@ -1,14 +1,12 @@
 """What a client knows of a session without asking: one record for all its handles."""
 
+import asyncio
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actors.events import ExitStatus
 from broker import errors
-
-if TYPE_CHECKING:
-    import asyncio
 
 
 @dataclass(slots=True, eq=False)
@@ -42,21 +40,12 @@ class Record:
     failure: errors.EngineError | None = None
     released: bool = False
     stays: bool = False
-    waiters: set["asyncio.Future[Any]"] = field(default_factory=set)
+    waiters: set[asyncio.Future[Any]] = field(default_factory=set)
     holdings: set[int] = field(default_factory=set)
 
     def here(self, process: int) -> bool:
         """Return whether this is still the process that made the handle."""
         return os.getpid() == process
-
-    def check(self) -> None:
-        """Refuse a call from a forked copy of the process that made the session.
-
-        Raises:
-            WrongProcess: this is one.
-        """
-        if not self.here(self.process):
-            raise errors.WrongProcess
 
     def end(self, status: ExitStatus) -> None:
         """Take the final status; the first one stays."""
@@ -75,6 +64,24 @@ class Record:
             if not waiter.done():
                 waiter.set_result(None)
         self.waiters.clear()
+
+
+def check_caller(process: int, loop: asyncio.AbstractEventLoop) -> None:
+    """Refuse a call from a forked copy, or from elsewhere than the loop of its engine.
+
+    Iterators ask in each step. It costs two getpid(2), one of them asyncio's own.
+
+    Raises:
+        WrongProcess, RuntimeContext: see there.
+    """
+    if os.getpid() != process:
+        raise errors.WrongProcess
+    try:
+        running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+    except RuntimeError:
+        running = None
+    if running is not loop:
+        raise errors.RuntimeContext("its engine belongs to another event loop")
 
 
 def lost_status(started: float) -> ExitStatus:

@@ -32,7 +32,7 @@ from actors.events import (
     StreamError,
 )
 from actors.mapped import Mapped
-from actors.record import Record, lost_status
+from actors.record import Record, check_caller, lost_status
 from broker import errors
 from broker.link import Link, error_of
 from broker.wire import STREAMS, Kind, Message, Payload, unpack
@@ -199,7 +199,7 @@ class EventStream:
         return self
 
     async def __anext__(self) -> Event:
-        self._record.check()
+        check_caller(self._record.process, self._link.loop)
         while True:
             while not self._inbox:
                 await self._arrival()
@@ -532,13 +532,13 @@ class Reader:
             InvalidRequest: a bound is out of range.
             WorkerLost: the worker died with what it had not yet sent.
         """
+        check_caller(self._record.process, self._link.loop)
         checks.size("max_bytes", max_bytes)
         checks.seconds("wait", wait)
         async with self._lock:
             return await self._read(max_bytes, wait)
 
     async def _read(self, max_bytes: int, wait: float) -> Piece:
-        self._record.check()
         if not self._finalizer.alive:
             raise errors.InvalidRequest("reader", "is closed: make another one")
         if self._offset is None:

@@ -1,5 +1,6 @@
 """Lifecycle streams: what happens to the sessions of a key, or of one scope."""
 
+import os
 import weakref
 from collections import deque
 from contextlib import suppress
@@ -7,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 from actors.events import Lifecycle
+from actors.record import check_caller
 from broker import errors
 from broker.link import Link, error_of
 from broker.wire import Kind, Message
@@ -32,6 +34,7 @@ class LifecycleStream:
 
     def __init__(self, link: Link, scope: str | None) -> None:
         self._link = link
+        self._process = os.getpid()
         self._number = link.number()
         self._inbox: deque[Lifecycle] = deque()
         self._waiters: set[asyncio.Future[None]] = set()
@@ -83,17 +86,29 @@ class LifecycleStream:
         return self
 
     async def __anext__(self) -> Lifecycle:
-        while not self._inbox:
-            if self._end is not None:
-                raise self._end
-            if self._closed:
-                raise StopAsyncIteration
+        check_caller(self._process, self._link.loop)
+        while (event := self.take()) is None:
             waiter = self._link.loop.create_future()
             self._waiters.add(waiter)
             try:
                 await waiter
             finally:
                 self._waiters.discard(waiter)
+        return event
+
+    def take(self) -> Lifecycle | None:
+        """Return the next event if it is here; the other face asks without a loop.
+
+        Raises:
+            StopAsyncIteration: there are no more.
+            EngineError: the broker ended the stream.
+        """
+        if not self._inbox:
+            if self._end is not None:
+                raise self._end
+            if self._closed:
+                raise StopAsyncIteration
+            return None
         self._taken += 1
         if self._taken > 0 and self._taken % STEP == 0 and self._link.lost is None:
             body = {"chunks": self._taken, "sequence": 0, "local": True}

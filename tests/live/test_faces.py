@@ -18,7 +18,7 @@ pytestmark = pytest.mark.live
 
 TWINS = [name for name in blocking.__all__ if name != "run"]
 KEY = "c0ffee"
-OF_THE_ENGINE = {"deadline", "feed", "opened", "finish", "unexpect"}
+OF_THE_ENGINE = {"deadline", "feed", "opened", "finish", "take", "unexpect"}
 """Methods that only other modules of the package call."""
 
 

@@ -527,6 +527,7 @@ async def main():
         child = await scope.spawn(daemons({word!r}), stdin="pipe")
         await up(child)
         stream, reader = child.events(), child.reader()
+        happens, results = engine.events(), engine.map([["true"]])
         say("pid", child.pid)
         copy = os.fork()
         if copy:
@@ -561,6 +562,8 @@ async def main():
             reader=lambda: child.reader(),
             close=lambda: child.aclose(),
             next_event=lambda: anext(stream),
+            next_of_all=lambda: anext(happens),
+            next_result=lambda: anext(results),
             read=lambda: reader.read(wait=0),
         )
         for name, call in calls.items():
@@ -586,7 +589,7 @@ asyncio.run(main())
         answers = dict(line.split(" ", 1) for line in lines)
         wrong = {n: a for n, a in answers.items() if a != "WrongProcess"}
         assert not wrong
-        assert len(answers) == 27
+        assert len(answers) == 29
         assert program.number("alive") == 1
         assert len(tagged(word)) == DAEMONS + 1
         program.tell("go")

@@ -191,6 +191,25 @@ async def test_an_engine_that_is_closed_leaves_no_task() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_s55_what_an_engine_gave_is_iterated_in_its_loop_alone() -> None:
+    async with actors.Engine() as engine:
+        happens = engine.events()
+        results = engine.map([["true"]])
+        child = await engine.spawn(program(REST, tag()))
+        events, reader = child.events(), child.reader()
+        steps = [it.__anext__ for it in (happens, results, events)]
+        for step in (*steps, reader.read):
+            with pytest.raises(actors.RuntimeContext):
+                await asyncio.to_thread(elsewhere, step)
+            with pytest.raises(actors.RuntimeContext):
+                await asyncio.to_thread(step().send, None)
+        assert (await anext(happens)).kind == "starting"
+        assert isinstance(await anext(results), actors.Completed)
+        assert await anext(events) == actors.Chunk("stdout", 0, 0, b"ready\n")
+        assert (await reader.read()).data == b"ready\n"
+        await child.aclose()
+
+
 def test_s55_a_program_may_come_from_stdin() -> None:
     script = (
         CLIENT
