@@ -155,7 +155,7 @@ class Child:
         most = _limit("max_bytes", max_bytes, MAX_POLL, MAX_POLL)
         checks.optional(checks.instance(asyncio.Event))("yield_on", yield_on)
         terms = self._polling.terms(data, wait, mode, most)
-        return await self._polling.poll(data, terms, yield_on, self.write)
+        return await self._polling.poll(data, terms, yield_on, self._write_input)
 
     def events(
         self,
@@ -284,8 +284,15 @@ class Child:
         gone = errors.SessionNotFound, errors.WorkerLost
         with suppress(errors.StdinUnavailable, *gone):
             if data:
-                await self.write(data)
+                await self._write_input(data)
             await self._end_input()
+
+    async def _write_input(self, data: bytes) -> WriteResult:
+        """Write what the caller's parameter `input` gave, and say so of a refusal."""
+        try:
+            return await self.write(data)
+        except errors.InvalidRequest as refused:
+            raise errors.InvalidRequest("input", refused.message) from refused
 
     async def _end_input(self) -> None:
         """Close stdin where that is possible: a terminal in raw mode has no end."""

@@ -562,14 +562,20 @@ async def test_output_of_a_raw_terminal_leaves_its_input_open() -> None:
         await child.aclose()
 
 
-async def test_a_run_whose_input_would_be_cut_fails_instead_of_waiting() -> None:
-    async with actors.Engine() as engine:
-        async with asyncio.timeout(NOT_BLOCKED):
-            with pytest.raises(actors.InvalidRequest, match="4095"):
-                await engine.run(["cat"], tty=True, input="x" * 5000)
-            child = await engine.spawn(["cat"], tty=True)
-            with pytest.raises(actors.InvalidRequest, match="4095"):
-                await child.communicate("x" * 5000)
+async def test_a_run_whose_input_would_be_cut_fails_instead_of_waiting(
+    opened: Opened,
+) -> None:
+    async with opened() as engine:
+        child = await engine.spawn(["cat"], tty=True)
+        for refused in (
+            engine.run(["cat"], tty=True, input="x" * 5000),
+            child.communicate("x" * 5000),
+            child.poll("x" * 5000),
+        ):
+            async with asyncio.timeout(NOT_BLOCKED):
+                with pytest.raises(actors.InvalidRequest, match="4095") as told:
+                    await refused
+            assert told.value.field == "input"
         assert child.returncode is None
         await child.aclose()
 
