@@ -277,11 +277,12 @@ class Engine:
             InvalidRequest, ServiceFailed, SpawnFailed, CapacityExceeded: see there.
         """
         portal = self._portal
+        wanted = actors.services.service.specs_of(specs)  # pulled in this thread
 
         async def start(
             watch: "asyncio.Task[None] | None",
         ) -> list[actors.services.service.Service]:
-            return await self._engine.services(specs, cancel=watch)
+            return await self._engine.services(wanted, cancel=watch)
 
         def undo(services: list[actors.services.service.Service]) -> None:
             for service in reversed(services):

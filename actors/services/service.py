@@ -194,7 +194,7 @@ class Services:
         """
         got: list[Service] = []
         try:
-            for spec in checks.items("specs", specs):
+            for spec in specs_of(specs):
                 service = await self.get(spec, cancel)
                 got.append(service)
         except BaseException as first:
@@ -228,6 +228,17 @@ class Services:
         ]
         if failed:
             raise ExceptionGroup("closing the services", failed)
+
+
+def specs_of(specs: object) -> list[Any]:
+    """Return what an iterable of services' specs gives.
+
+    Raises:
+        InvalidRequest: it is none, or a text, which gives characters.
+    """
+    if isinstance(specs, str | bytes) or not isinstance(specs, Iterable):
+        raise errors.InvalidRequest("specs", "must be an iterable of ServiceSpec")
+    return list(specs)
 
 
 async def _fired(cancel: Any) -> None:

@@ -137,6 +137,23 @@ async def test_s47_declaring_and_listing_start_nothing(
     assert helper.said() == []
 
 
+async def test_several_services_are_given_by_any_iterable_of_specs(
+    opened: Opened, tmp_path: Path
+) -> None:
+    helper = Helper(tmp_path)
+    async with opened() as engine:
+        found = await engine.services(helper.spec(name) for name in ("a", "b"))
+        assert [service.name for service in found] == ["a", "b"]
+        wrong: Any
+        for wrong in (helper.spec("c"), "c", b"c", None):
+            with pytest.raises(actors.InvalidRequest, match="specs: must be an iter"):
+                await engine.services(wrong)
+        named: Any = iter(["c"])
+        with pytest.raises(actors.InvalidRequest, match="ServiceSpec"):
+            await engine.services(named)
+    assert helper.said() == ["started", "started", "stopped", "stopped"]
+
+
 async def test_s47_if_one_of_several_fails_those_before_it_are_stopped(
     opened: Opened, tmp_path: Path
 ) -> None:
