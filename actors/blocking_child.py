@@ -254,7 +254,8 @@ class Child:
             at: offset of `data` in all input so far: a retry writes nothing twice.
 
         Raises:
-            StdinUnavailable, InvalidRequest: see `actors.Child.write`.
+            StdinUnavailable, InvalidRequest, SessionNotFound, WorkerLost: see
+                `actors.Child.write`.
         """
         return self._portal.call(lambda: self._child.write(data, at=at))
 
@@ -332,7 +333,7 @@ class Child:
         """Return how the session is now; nothing is consumed.
 
         Raises:
-            SessionNotFound: the session was closed.
+            SessionNotFound, WorkerLost: see `actors.Child.snapshot`.
         """
         return self._portal.call(self._child.snapshot)
 

@@ -416,6 +416,8 @@ class Child:
             StdinUnavailable: stdin is null or closed, or the child has ended.
             InvalidRequest: `at` is beyond what was written, or a line of `data` is too
                 long for the terminal.
+            SessionNotFound: the session was closed.
+            WorkerLost: the worker died; what was not answered may have gone in or not.
         """
         self._check()
         payload = as_bytes("data", data)
@@ -562,6 +564,7 @@ class Child:
 
         Raises:
             SessionNotFound: the session was closed.
+            WorkerLost: the worker died.
         """
         self._check()
         return await self._connection.snapshot(self.id)

@@ -589,6 +589,7 @@ class Connection:
 
         Raises:
             SessionNotFound: there is none of this number here.
+            WorkerLost: its worker died.
         """
         reply = await self.link.ask(Kind.SNAPSHOT, number)
         document = unpack(reply.payload or b"")

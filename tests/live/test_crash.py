@@ -204,6 +204,7 @@ async def test_a_session_whose_worker_is_lost_can_still_be_asked_and_closed() ->
         check_lost(await child.wait())
         result = await child.poll(wait=10)
         assert (result.state, result.done) == ("lost", True)
+        assert (await child.poll(b"x")).state == "lost"
         receipt = await child.kill()
         assert (receipt.signalled, receipt.survivors) == (0, ())
         assert await child.signal(signal.SIGINT) is False
