@@ -56,8 +56,8 @@ class Child:
         self._timeouts = connection.timeouts_of(record.scope)
         self._dialogue = Dialogue(connection.link, record, self._timeouts)
         self._polling = Polling(connection.link, record, connection.settings)
-        queue = connection.settings.stdin_queue
-        self._writing = Writing(connection.link, record, queue)
+        queue, inflows = connection.settings.stdin_queue, connection.inflows
+        self._writing = Writing(connection.link, record, queue, inflows)
         self._finalizer: weakref.finalize[..., Any] | None = None
         if owned:
             record.handles += 1
@@ -399,6 +399,9 @@ class Child:
 
     async def write(self, data: Data, *, at: int | None = None) -> WriteResult:
         """Put `data` into the child's stdin; returns when it is in the pipe.
+
+        It waits for the writes before it by this engine, and, while the queue before
+        the pipe is full, for those of others.
 
         A terminal in canonical mode, as it is at first, takes lines of at most 4095
         bytes and would quietly cut longer ones. They are refused, before anything of

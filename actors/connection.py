@@ -24,6 +24,7 @@ from broker.wire import MAX_IDS, STREAMS, Kind, Message, unpack
 
 if TYPE_CHECKING:
     from actors.embedded import Embedded
+    from actors.writing import Inflow
 
 TOKENS_A_DROP: Final = 100
 """Spawns named by one DROP."""
@@ -58,6 +59,9 @@ class Connection:
         self.rooms: dict[str, Room] = {}
         self.timeouts: dict[str, Timeouts] = {}
         self.guards: set[asyncio.Task[None]] = set()
+        self.inflows: weakref.WeakValueDictionary[int, Inflow] = (
+            weakref.WeakValueDictionary()
+        )
         self._watching: weakref.WeakSet[LifecycleStream] = weakref.WeakSet()
         self._starting: dict[str, str | None] = {}
         self.shared = endpoint is not None

@@ -67,10 +67,12 @@ class Inbox:
             )
         fresh = data[self.total - start :]
         if fresh and self.total - self.taken >= self.limit:
-            raise CapacityExceeded(
-                0.1, f"{self.limit} bytes of input are waiting already"
-            )
+            raise self.full()
         return fresh
+
+    def full(self) -> CapacityExceeded:
+        """Return what a write is refused with that finds no room."""
+        return CapacityExceeded(0.1, f"{self.limit} bytes of input are waiting already")
 
     def put(self, key: Hashable, data: bytes, at: int | None) -> int | None:
         """Queue `data`; return how much was accepted when that is known at once.

@@ -107,11 +107,12 @@ class Polling:
     async def _hear_refusal(self, writing: "asyncio.Future[WriteResult]") -> None:
         """Raise what refused the input, though its being in the pipe is not awaited.
 
-        A poll overtakes input where that has to queue. An empty write at the start does
-        not, and is answered at once: whatever refused the input was told before that.
+        A poll overtakes input where that has to queue. A write beyond all input does
+        not, and is refused at once: whatever refused the input was told before that.
         """
         if not writing.done():
-            asked = self._link.ask(Kind.WRITE, self._record.id, {"at": 0}, b"")
+            beyond = {"at": checks.MOST}
+            asked = self._link.ask(Kind.WRITE, self._record.id, beyond, b"")
             asked.add_done_callback(ignored)
             await asyncio.wait((writing, asked), return_when=asyncio.FIRST_COMPLETED)
         if writing.done():

@@ -53,6 +53,7 @@ class Stdin:
         self._inbox = Inbox(launch.stdin_queue)
         self._cut: list[tuple[Hashable, int]] = []
         self._cut_told = 0.0
+        self._refused: set[int] = set()
 
     def start(self, now: float) -> None:
         """Write what the child was given as its whole input, if it was."""
@@ -63,8 +64,8 @@ class Stdin:
     @property
     def direct(self) -> int | None:
         """The pipe if input may be written to it beside the queue, else None."""
-        idle = not (self._inbox or self._inbox.ending or self._launch.tty is not None)
-        return self._pipe.stdin if idle else None
+        busy = self._inbox or self._inbox.ending or self._refused
+        return None if busy or self._launch.tty is not None else self._pipe.stdin
 
     @property
     def writers(self) -> list[Hashable]:
@@ -94,18 +95,33 @@ class Stdin:
     def write(self, ask: Ask, data: bytes, at: int | None, now: float) -> None:
         """Queue a write, which is answered when it is through.
 
+        Where one is refused because the queue is full, those that its client sent
+        behind it are too, although there may be room by now: else they would come
+        before it. An empty one at the start tells that the client has heard.
+
         Raises:
             StdinUnavailable: nothing can be written, or no more.
             InvalidRequest: `at` is beyond what was written, or a line of it too long.
-            CapacityExceeded: the queue is full.
+            CapacityExceeded: the queue is full, or was.
         """
         if self._pipe.stdin is None or self._inbox.ending:
             raise errors.StdinUnavailable(self._why_not())
-        self._pipe.check_input(self._inbox.fresh(data, at))
+        if at == 0 and not data:
+            self._refused.discard(ask.client)
+        self._pipe.check_input(self._fresh(ask.client, data, at))
         accepted = self._inbox.put(ask, data, at)
         if accepted is not None:
             self._wrote(ask, accepted)
         self.pour(now)
+
+    def _fresh(self, client: int, data: bytes, at: int | None) -> bytes:
+        try:
+            if client in self._refused:
+                raise self._inbox.full()
+            return self._inbox.fresh(data, at)
+        except errors.CapacityExceeded:
+            self._refused.add(client)
+            raise
 
     def _why_not(self) -> str:
         # The caller's mistake first, which the child's end must not hide.

@@ -56,7 +56,7 @@ FAST_PATHS = (
     Mutation(
         "a write of one piece goes the short way",
         "actors/writing.py",
-        "if len(data) > WRITE_PIECE or self._under_way:",
+        "if len(data) > WRITE_PIECE or inflow.under_way:",
         "if True:",
         "",
     ),

@@ -197,6 +197,26 @@ def test_an_interrupt_leaves_input_that_has_an_end() -> None:
     assert world.pipe.stdin is None
 
 
+def test_nothing_overtakes_input_that_was_refused_for_want_of_room() -> None:
+    world = World(replace(LAUNCH, stdin_queue=4), Pipe(room=0))
+    others, mine = Ask(1, 1), Ask(2, 1)
+    world.stdin.write(others, b"1234", None, 0.0)
+    with pytest.raises(errors.CapacityExceeded):
+        world.stdin.write(mine, b"first", None, 0.0)
+    world.pipe.room = 99
+    world.stdin.pour(0.0)
+    assert [world.stdin.direct] == [None]
+    for at in (None, 0, 4):
+        with pytest.raises(errors.CapacityExceeded):
+            world.stdin.write(Ask(2, 2), b"second", at, 0.0)
+    world.stdin.write(Ask(1, 2), b"5", None, 0.0)
+    world.stdin.write(Ask(2, 3), b"", 0, 0.0)
+    assert world.stdin.direct == 5
+    world.stdin.write(Ask(2, 4), b"first", None, 0.0)
+    world.stdin.write(Ask(2, 5), b"second", None, 0.0)
+    assert world.pipe.got == b"12345firstsecond"
+
+
 def test_input_may_be_written_beside_an_empty_queue_alone() -> None:
     world = World()
     assert world.stdin.direct == 5

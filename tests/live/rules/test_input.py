@@ -1,16 +1,21 @@
 """What a child reads from its stdin."""
 
 import asyncio
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import actors
+from actors.writing import WRITE_PIECE, Writing
 from broker import link
 from broker.wire import Kind
 from tests.helpers import NOT_BLOCKED, tag
 from tests.live.children import (
     COUNTS_INPUT,
+    KIB,
     MIB,
     REPEATS_INPUT,
     REST,
@@ -20,6 +25,7 @@ from tests.live.children import (
     program,
     until,
 )
+from tests.parts import serving
 
 pytestmark = pytest.mark.live
 
@@ -63,6 +69,136 @@ async def test_s33_a_full_pipe_makes_only_its_writer_wait(opened: Opened) -> Non
         await child.kill()
         assert (await writing).state == "ended"
         await child.aclose()
+
+
+ON_CUE = """
+signal.signal(signal.SIGUSR1, lambda *_: None)
+write(b"ready\\n")
+signal.pause()
+"""
+
+
+async def test_handles_of_one_engine_write_one_after_the_other(opened: Opened) -> None:
+    async with opened() as engine:
+        child = await engine.spawn(
+            program(ON_CUE + REPEATS_INPUT), stdin="pipe", retention=KEPT
+        )
+        reader = child.reader()
+        assert (await reader.read()).data == b"ready\n"
+        handles = [child, *[await engine.visit(child.id) for _ in range(3)]]
+        words = [b"%d" % number * MIB for number in range(4)]
+        writers = [
+            asyncio.ensure_future(handle.write(word))
+            for handle, word in zip(handles, words, strict=True)
+        ]
+        await arrived(child)
+        assert not any(writer.done() for writer in writers)
+        await child.signal(signal.SIGUSR1)
+        assert await until_written(child, reader, writers) == b"".join(words)
+        await child.aclose()
+
+
+async def until_written(
+    child: actors.Child,
+    reader: actors.Reader,
+    writers: "list[asyncio.Task[actors.WriteResult]]",
+) -> bytes:
+    """Read to the end, which comes once all of that is written."""
+    parts = []
+    closing = asyncio.ensure_future(closed_behind(child, writers))
+    ended = False
+    while not ended:
+        piece = await reader.read()
+        parts.append(piece.data)
+        ended = piece.eof
+    await closing
+    return b"".join(parts)
+
+
+async def closed_behind(
+    child: actors.Child, writers: "list[asyncio.Task[actors.WriteResult]]"
+) -> None:
+    for written in await asyncio.gather(*writers):
+        assert written == actors.WriteResult(MIB, "running")
+    await child.close_stdin()
+
+
+async def test_s33_a_full_queue_makes_the_writers_of_other_engines_wait(
+    tmp_path: Path,
+) -> None:
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    with serving(endpoint):
+        async with AsyncExitStack() as stack:
+            engines = [
+                await stack.enter_async_context(actors.Engine(endpoint, owner_key=b"k"))
+                for _ in range(4)
+            ]
+            child = await engines[0].spawn(
+                program(ON_CUE + REPEATS_INPUT), stdin="pipe", retention=KEPT
+            )
+            reader = child.reader()
+            assert (await reader.read()).data == b"ready\n"
+            handles = [child, *[await e.visit(child.id) for e in engines[1:]]]
+            words = [b"".join(b"%d%07d" % (n, k) for k in RECORDS) for n in range(4)]
+            writers = [
+                asyncio.ensure_future(handle.write(word))
+                for handle, word in zip(handles, words, strict=True)
+            ]
+            await asyncio.gather(*map(arrived, handles))
+            async with asyncio.timeout(NOT_BLOCKED):
+                while under_way(handles) > MIB // WRITE_PIECE + 1:
+                    await asyncio.sleep(0.01)
+            await child.signal(signal.SIGUSR1)
+            written = await until_written(child, reader, writers)
+            records = [written[at : at + 8] for at in range(0, len(written), 8)]
+            for number, word in enumerate(words):
+                mine = [r for r in records if r.startswith(b"%d" % number)]
+                assert b"".join(mine) == word
+            await child.aclose()
+
+
+def under_way(handles: list[actors.Child]) -> int:
+    """Return how many pieces of input were sent, and neither taken nor refused."""
+    return sum(len(handle._writing._inflow.under_way) for handle in handles)
+
+
+RECORDS = range(MIB // 8)
+KEPT = actors.OutputPolicy.block(MIB)
+
+
+async def test_a_writer_that_waits_for_room_hears_of_the_childs_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, over = asyncio.Event(), asyncio.Event()
+
+    async def until_over(self: Writing, pause: float) -> None:
+        refused.set()
+        await over.wait()
+
+    monkeypatch.setattr(Writing, "_wait_for_room", until_over)
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    settings = actors.Settings(stdin_queue=KIB)
+    with serving(endpoint):
+        async with (
+            actors.Engine(endpoint, owner_key=b"k", settings=settings) as engine,
+            actors.Engine(endpoint, owner_key=b"k") as other,
+        ):
+            child = await engine.spawn(program(REST), stdin="pipe")
+            await child.poll(b"x" * 200 * KIB, wait=0)
+            visited = await other.visit(child.id)
+            given_up, writing = (
+                asyncio.ensure_future(visited.write(data))
+                for data in (b"y", b"y" * MIB)
+            )
+            async with asyncio.timeout(NOT_BLOCKED):
+                await refused.wait()
+                given_up.cancel()
+                await asyncio.wait([given_up])
+                refused.clear()
+                await refused.wait()
+            await child.kill()
+            over.set()
+            assert await writing == actors.WriteResult(0, "ended")
 
 
 async def test_s34_input_is_refused_where_there_is_no_stdin(opened: Opened) -> None:
