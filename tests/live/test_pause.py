@@ -223,9 +223,7 @@ async def test_s31_the_clock_goes_on_when_who_stopped_it_is_gone(
                 await arrived(child)
                 assert engine._opened is not None
                 engine._opened.link.close()  # as when the program is killed
+            async with await witness.visit(child.id) as visited:
+                assert (await visited.wait(NOT_BLOCKED)).cause == "timeout"
             await asyncio.to_thread(gone, word)
-            assert witness._opened is not None
-            status = (await witness._opened.snapshot(child.id)).status
-            assert status is not None
-            assert status.cause == "timeout"
             await witness.kill([child.id])

@@ -72,9 +72,9 @@ async def test_s33_a_full_pipe_makes_only_its_writer_wait(opened: Opened) -> Non
 
 
 ON_CUE = """
-signal.signal(signal.SIGUSR1, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 write(b"ready\\n")
-signal.pause()
+signal.sigwait({signal.SIGUSR1})
 """
 
 
