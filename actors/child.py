@@ -511,8 +511,9 @@ class Child:
 
         On a terminal that is what ^C does, in any mode: a shell's job gets it, not the
         shell. What was written and not read yet is dropped, unless the child set NOFLSH
-        or input was closed; a pending write returns what went in. Elsewhere it is the
-        child's own group that gets it, and input stays.
+        or input was closed; a pending write returns what went in, and one that waits
+        for its turn behind that goes in afterwards. Elsewhere it is the child's own
+        group that gets it, and input stays.
 
         Raises:
             SessionNotFound: the session was closed.

@@ -68,6 +68,7 @@ class Express:
             or head.session != session.number
             or len(frame) > _BODY.stop + ATOMIC
             or frame[_BODY] != _NO_OFFSET
+            or head.client in session.stdin.refused
             or (head.client, head.request) in session.answers.known
         ):
             return False

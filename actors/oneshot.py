@@ -106,15 +106,17 @@ async def run_spec(
             raise errors.SessionNotFound("its owner closed meanwhile")
         return completed(record, capture, limit)
     finally:
-        capture.stop()
         if feeding is not None:
             feeding.cancel()
         record.handles -= 1
-        if not record.handles:  # else the last of the others lets go of it
+        if record.handles:  # the last of the others lets go of it
+            capture.leave_to(record)
+        else:
             _let_go(connection, record, capture)
 
 
 def _let_go(connection: Connection, record: Record, capture: Capture) -> None:
+    capture.stop()
     if capture.status is None:
         connection.drop(record)  # it did not come to its end, which releases it
     else:

@@ -424,6 +424,7 @@ class Session:
         self.awaited.stop(target)
         if target.request == 0:  # it is gone, and nobody else would let the clock go
             self.pause(ask.client, paused=False)
+            self.stdin.refused.discard(ask.client)
         self._answer(ask, {})
 
     def _on_expect(self, ask: Ask, message: Message) -> None:

@@ -53,7 +53,8 @@ class Stdin:
         self._inbox = Inbox(launch.stdin_queue)
         self._cut: list[tuple[Hashable, int]] = []
         self._cut_told = 0.0
-        self._refused: set[int] = set()
+        self.refused: set[int] = set()
+        """Clients of whom a write was refused, and nothing goes in until they heard."""
 
     def start(self, now: float) -> None:
         """Write what the child was given as its whole input, if it was."""
@@ -64,7 +65,7 @@ class Stdin:
     @property
     def direct(self) -> int | None:
         """The pipe if input may be written to it beside the queue, else None."""
-        busy = self._inbox or self._inbox.ending or self._refused
+        busy = self._inbox or self._inbox.ending
         return None if busy or self._launch.tty is not None else self._pipe.stdin
 
     @property
@@ -107,7 +108,7 @@ class Stdin:
         if self._pipe.stdin is None or self._inbox.ending:
             raise errors.StdinUnavailable(self._why_not())
         if at == 0 and not data:
-            self._refused.discard(ask.client)
+            self.refused.discard(ask.client)
         self._pipe.check_input(self._fresh(ask.client, data, at))
         accepted = self._inbox.put(ask, data, at)
         if accepted is not None:
@@ -116,11 +117,11 @@ class Stdin:
 
     def _fresh(self, client: int, data: bytes, at: int | None) -> bytes:
         try:
-            if client in self._refused:
+            if client in self.refused:
                 raise self._inbox.full()
             return self._inbox.fresh(data, at)
         except errors.CapacityExceeded:
-            self._refused.add(client)
+            self.refused.add(client)
             raise
 
     def _why_not(self) -> str:

@@ -402,6 +402,7 @@ class Capture:
         self.lost = 0
         self.status: ExitStatus | None = None
         self.changes: tuple[tuple[Change, ...], bool] = (), False
+        self._heir: Record | None = None
         self.closed: asyncio.Future[None] = link.loop.create_future()
         link.listen(request, self._feed, self._begin)
 
@@ -429,6 +430,16 @@ class Capture:
         if self.closed.done() and not self.closed.cancelled():
             self.closed.exception()
 
+    def leave_to(self, record: Record) -> None:
+        """Keep nothing more: others of the session are told of its end by `record`.
+
+        Until then its output is drained as before, or it would hold the child back.
+        """
+        self._heir, self._limit, self._into = record, 0, None
+        self._parts = {stream: [] for stream in STREAMS}
+        if self.status is not None:
+            record.end(self.status)
+
     def _feed(self, message: Message) -> None:
         kind = message.kind
         self._place.note(message)
@@ -446,10 +457,15 @@ class Capture:
                 self.changes = changes_of(message.payload)
             self._link.unlisten(self.request)
             self._leave_arena()
+            if self._heir is not None:
+                self._heir.end(self.status)
             if not self.closed.done():
                 self.closed.set_result(None)
-        elif kind is Kind.ERROR and not self.closed.done():
-            self.closed.set_exception(error_of(message))
+        elif kind is Kind.ERROR:
+            self._link.unlisten(self.request)
+            self._leave_arena()
+            if not self.closed.done():
+                self.closed.set_exception(error_of(message))
 
     def _leave_arena(self) -> None:
         if self._arena is not None:

@@ -172,9 +172,12 @@ class Writing:
 
     async def _wait_for_room(self, pause: float) -> None:
         """Let others' input go in, and tell the worker that the refusal was heard."""
-        await asyncio.sleep(pause)
-        heard = self._link.ask(Kind.WRITE, self._record.id, {"at": 0}, b"")
-        heard.add_done_callback(ignored)
+        try:
+            await asyncio.sleep(pause)
+        finally:  # else the next write would be refused for this one
+            if self._link.lost is None:
+                heard = self._link.ask(Kind.WRITE, self._record.id, {"at": 0}, b"")
+                heard.add_done_callback(ignored)
 
 
 def _state(body: Any) -> WriteState:

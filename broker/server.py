@@ -185,7 +185,8 @@ class Server:
             self.page.stamp(now)
             self.renew_at = now + lease.RENEWAL
         due, half = self.rules.next_deadline(), self.passing.next_deadline()
-        if (due is not None and due <= now) or (half is not None and half <= now):
+        late = (due is not None and due <= now) or (half is not None and half <= now)
+        if late:
             self._catch_up()
             self.happen(registry.Tick())
             self._pass(self.passing.tick(now))
@@ -195,7 +196,9 @@ class Server:
             for peer in list(self.outboxes):
                 self._flush(peer)
             next_due = min(next_due, now + RETRY) if self.outboxes else next_due
-        return 0.0 if self.more_from_clients else max(0.0, next_due - now)
+        # What was sent just now may have swallowed the news of a client's message.
+        busy = self.more_from_clients or late
+        return 0.0 if busy else max(0.0, next_due - now)
 
     def _catch_up(self) -> None:
         """Take what lies there before a time is over: it may have come in that time.
@@ -206,10 +209,12 @@ class Server:
         while True:
             ready = self.epoll.poll(0)
             self._handle(ready)
+            if not self.rules.calling_roll:
+                return
             legs = {leg.fileno() for leg in self.legs.values()}
             if self.pool is not None:
                 legs.add(self.pool.fileno())
-            if not self.rules.calling_roll or legs.isdisjoint(fd for fd, _ in ready):
+            if legs.isdisjoint(fd for fd, _ in ready):
                 return
 
     def happen(self, event: registry.Event) -> None:

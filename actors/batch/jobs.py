@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import actors
-from actors.batch.wording import command_line, quote
+from actors.batch.wording import command_line, place, quote
 
 FIELDS: Final = (
     "argv",
@@ -52,8 +52,7 @@ class Job:
         command: The same for people, and for the joblog.
         argv: The command, as `actors.Spec` takes it.
         options: What else that takes.
-        inputs: The texts that tell it from others: in its tag, and in the path of its
-            results.
+        inputs: The texts that tell it from others.
         id: Its name, if its line gives one.
     """
 
@@ -68,6 +67,14 @@ class Job:
     def tag(self) -> str:
         """What stands before each of its lines when asked for."""
         return " ".join(self.inputs)
+
+    @property
+    def place(self) -> str:
+        """The directory of its results below that of all."""
+        if self.id is None and self.options.keys() - {"shell"}:
+            # Its command may be that of others, which have other options.
+            return place([f"{self.command} #{self.seq}"])
+        return place(self.inputs)
 
 
 def of_line(seq: int, line: str) -> Job:
@@ -114,10 +121,7 @@ def _of_object(seq: int, line: str) -> Job:
     argv, shell = _command(given)
     command = argv if shell else command_line(_texts(argv))
     options = {key: _option(key, value) for key, value in given.items()}
-    if name is not None:
-        inputs = (name,)
-    else:  # its command may be that of others, which have other options
-        inputs = (f"{command} #{seq}" if options else command,)
+    inputs = (command if name is None else name,)
     return _checked(Job(seq, command, argv, {**options, "shell": shell}, inputs, name))
 
 
@@ -200,9 +204,9 @@ class Template:
         self._quoted = bool(command)
         places = _PLACE.findall(command)
         self._command = command if places else f"{command} {{}}".strip()
-        for place in places:
-            if place.isdigit() and not 0 < int(place) <= len(self._lists):
-                raise BadJob(f"{{{place}}}: lists behind ::: are {len(self._lists)}")
+        for name in places:
+            if name.isdigit() and not 0 < int(name) <= len(self._lists):
+                raise BadJob(f"{{{name}}}: lists behind ::: are {len(self._lists)}")
 
     @property
     def total(self) -> int:
@@ -225,10 +229,10 @@ class Template:
         words = [quote(word) for word in inputs] if self._quoted else [*inputs]
 
         def fill(found: re.Match[str]) -> str:
-            place = found[1]
-            if place == "#":
+            name = found[1]
+            if name == "#":
                 return str(seq)
-            return words[int(place) - 1] if place else " ".join(words)
+            return words[int(name) - 1] if name else " ".join(words)
 
         command = _PLACE.sub(fill, self._command)
         try:

@@ -13,7 +13,6 @@ from actors.batch import joblog, report
 from actors.batch.jobs import Job
 from actors.batch.outcome import Outcome
 from actors.batch.spool import STREAMS, Results, Spool, named
-from actors.batch.wording import place
 
 OBJECTS: Final = ".jsonl"
 """What the name of a file of results ends in; any other is that of a directory."""
@@ -207,7 +206,7 @@ class Tree:
 
     def directory(self, job: Job) -> str:
         """Return where the results of a job are."""
-        return os.path.join(self._root, place(job.inputs))
+        return os.path.join(self._root, job.place)
 
     def keep(self, _job: Job, _outcome: Outcome, spool: Spool) -> None:
         """Put the files in their place.

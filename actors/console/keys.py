@@ -33,6 +33,8 @@ _NAMED: Final = {
 }
 _CONTROL: Final = ("C-", "c-", "ctrl-", "Ctrl-", "^")
 _META: Final = ("M-", "m-", "alt-", "Alt-")
+_COMMAS: Final = [f"{modifier}," for modifier in (*_CONTROL, *_META)]
+"""Words whose comma is a key, not the end of one."""
 
 
 def key(name: str) -> bytes:
@@ -67,7 +69,7 @@ def keys(names: str) -> list[bytes]:
 
 
 def _names(word: str) -> list[str]:
-    if word == "," or word.endswith(("-,", "^,")):
+    if word == "," or word in _COMMAS:
         return [word]
     return word.removesuffix(",").split(",")
 

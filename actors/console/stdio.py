@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import select
+import signal
 import socket
 import stat
 from collections.abc import Callable
@@ -121,10 +122,13 @@ def _receive() -> Callable[[], bytes]:
 def _in_front() -> bool:
     """Return whether stdin is ours to read: a terminal is its foreground group's.
 
-    Others are stopped for reading, and what they run may want nothing from it.
+    Others are stopped for reading, and what they run may want nothing from it. To those
+    who ignore that, reading is refused, which is the end.
     """
+    if not _is_terminal() or signal.getsignal(signal.SIGTTIN) == signal.SIG_IGN:
+        return True
     try:
-        return not _is_terminal() or os.tcgetpgrp(STDIN) == os.getpgrp()
+        return os.tcgetpgrp(STDIN) == os.getpgrp()
     except OSError:  # it is not the terminal of our session
         return True
 

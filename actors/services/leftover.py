@@ -81,6 +81,9 @@ async def _stop_known(
     outcome = None
     if not record.stopped:
         record = replace(record, marks=(*record.marks, os.urandom(16).hex()))
+        if record.directory.startswith("/proc/"):
+            # The client's had been removed, and was reached by way of that alone.
+            record = replace(record, directory="/")
         files.write(record)
         failure, over = await command.stop(connection, files, record)
         if not over:

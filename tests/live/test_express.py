@@ -1,7 +1,9 @@
 """The short way of a line through a worker, against the long one: no difference."""
 
+import fcntl
 import os
 import signal
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from actors import Limits, Watch
 from actors.express import ATOMIC
 from actors.outlet import INLINE
 from broker.wire import Kind, Message, unpack
-from tests.helpers import eventually
+from tests.helpers import eventually, go, stop
 from tests.live.children import program
 from tests.live.driven import CLIENT, EPOCH, READER, SESSION, WINDOW, Driven
 
@@ -126,6 +128,27 @@ def test_a_budget_is_told_with_the_output_that_is_too_much() -> None:
         driven.write(b"7 bytes")
         told.append(Kind.NOTICE in [said.kind for said in driven.until(Kind.CHUNK)])
     assert told == [False, False, True, False]
+    driven.close()
+
+
+def test_input_behind_what_was_refused_does_not_go_the_short_way() -> None:
+    full, piece = "capacity-exceeded", bytes(65536)
+    driven = Driven(program("while os.read(0, 65536): pass", "x"))
+    stop(driven.pid)
+    pieces = [driven.write(piece) for _ in range(20)]
+    eventually(driven.leg.flush)
+    said = iter(driven.messages())
+    refused = next(m for m in said if m.kind is Kind.ERROR and m.request in pieces)
+    assert refused.body["code"] == full
+    go(driven.pid)
+    taken = pieces[pieces.index(refused.request) - 1]
+    while next(said).request != taken:  # then the queue is empty
+        pass
+    with open(f"/proc/{driven.pid}/fd/0", "rb", buffering=0) as pipe:
+        eventually(lambda: fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)) == bytes(4))
+    assert driven.answer(driven.write(b"behind\n")).body["code"] == full
+    driven.answer(driven.ask(Kind.WRITE, {"at": 0}, b""))
+    assert driven.answer(driven.write(b"behind\n")).body["accepted"] == 7
     driven.close()
 
 

@@ -678,6 +678,9 @@ async def main():
         ["/bin/sh", "-c", shell.format("stopping", sys.argv[3]), log, word],
     )
     async with actors.Engine() as engine:
+        for place in sys.argv[4:]:
+            os.chdir(place)
+            os.rmdir(place)
         service = await engine.service(spec)
         say("pid", service.pid)
         if heard() == "close":
@@ -701,12 +704,15 @@ class Log:
 
 
 @contextmanager
-def served(directory: Path, word: str, stop: str = STOPS) -> Iterator[Crashed]:
-    """Run a program that uses a service."""
+def served(
+    directory: Path, word: str, stop: str = STOPS, *removed: Path
+) -> Iterator[Crashed]:
+    """Run a program that uses a service, in a directory that it removes, if one."""
     script = directory / "service.py"
     script.write_text(PRELUDE + SERVICE)
     log = str(directory / "log")
-    with running(sys.executable, str(script), log, word, stop) as program:
+    words = sys.executable, str(script), log, word, stop, *map(str, removed)
+    with running(*words) as program:
         pid = program.number("pid")
         try:
             yield Crashed(program, [pid])
@@ -734,6 +740,19 @@ async def test_s51_the_next_engine_runs_the_stop_command_of_a_dead_client(
         gone(word)
         assert await recovered() == actors.Recovery()
         assert list((runtime_dir / "creche" / "services").iterdir()) == []
+
+
+async def test_s51_a_stop_command_is_run_although_its_directory_was_removed(
+    tmp_path: Path,
+) -> None:
+    word, log, place = tag(), Log(tmp_path), tmp_path / "place"
+    place.mkdir()
+    stop = STOPS + '; pwd >>"$0"'
+    with served(tmp_path, word, stop, place) as crashed:
+        kill_client(crashed)
+        (found,) = (await recovered()).services
+        assert found.kind == "stopped"
+        assert log.said() == ["started", "stopping", "stopped", "/"]
 
 
 async def test_s51_a_stop_command_whose_end_is_on_record_is_not_run_again(

@@ -118,6 +118,34 @@ async def test_runs_of_one_request_id_at_a_time_all_get_the_output() -> None:
             assert done.returncode == 3
 
 
+@pytest.mark.parametrize("end", ["cancelled", "whole"])
+async def test_who_shares_the_child_of_a_run_hears_of_its_end(
+    end: str, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    script = f"until test -e {gate}; do sleep 0.01; done; head -c 300000 /dev/zero"
+    command = ["sh", "-c", f"{script}; exit 3"]
+    options: dict[str, Any] = {
+        "request_id": "job",
+        "retention": actors.OutputPolicy.tail(65536),
+    }
+    async with actors.Engine() as engine:
+        run = asyncio.create_task(engine.run(command, **options))
+        while not await engine.children():
+            await asyncio.sleep(0.01)
+        child = await engine.spawn(command, **options)
+        if end == "cancelled":
+            run.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await run
+        gate.touch()
+        assert (await child.wait(NOT_BLOCKED)).code == 3
+        if end == "whole":
+            assert len((await run).stdout) == 300000
+        await child.aclose()
+        assert (await engine.info()).counts["sessions"] == 0
+
+
 async def test_runs_of_one_request_id_that_wait_for_room_all_get_the_output() -> None:
     async with (
         actors.Engine() as engine,

@@ -60,7 +60,8 @@ def test_a_broker_that_stood_still_hears_the_workers_that_spoke_meanwhile() -> N
                 theirs.close()
             last = {"workers": [], "last": True, "whole": True}
             pool.send(Message(Kind.WORKERS, body=last))
-            server._on_time()
+            assert server._on_time() == 0.0  # it has sent: clients are looked at again
+            assert server._on_time() > 0.0
             assert not rules.calling_roll
             assert rules.idle == [1, 2]
             assert not rules.doubt

@@ -119,8 +119,10 @@ def test_objects_that_differ_in_options_alone_have_places_of_their_own() -> None
         of_line(seq, json.dumps({"argv": ["sort"], "stdin": text}))
         for seq, text in enumerate("ab", 1)
     )
-    assert (one.tag, other.tag) == ("sort #1", "sort #2")
-    assert one.command == other.command == "sort"
+    assert (one.place, other.place) == ("1/sort #1", "1/sort #2")
+    assert one.tag == other.tag == "sort"
+    named = of_line(3, '{"argv": ["sort"], "stdin": "c", "id": "c"}')
+    assert (named.place, of_line(4, "sort").place) == ("1/c", "1/sort")
 
 
 def test_an_object_without_input_reads_nothing() -> None:

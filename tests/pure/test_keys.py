@@ -46,6 +46,7 @@ def test_what_is_no_key_is_refused(name: str) -> None:
 def test_keys_are_separated_by_blanks_or_commas() -> None:
     assert keys("C-p,C-q") == keys(" C-p  C-q ") == [b"\x10", b"\x11"]
     assert keys("C-p, Enter,") == [b"\x10", b"\r"]
+    assert keys("-, M--, x") == [b"-", b"\x1b-", b"x"]
     assert keys("") == []
 
 
