@@ -588,6 +588,9 @@ class Server:
             for message, fds in self.control.receive():
                 if message.kind is Kind.POOL_GONE:
                     self._lose_pool()
+                    for _, theirs in self.unsent_forks:
+                        theirs.close()  # a START in it is answered now, so never run
+                    self.unsent_forks.clear()
                     self.happen(registry.PoolGone(message.body["proven"]))
                 elif message.kind is Kind.POOL:
                     self.use_pool(_socket.socket(fileno=fds[0]))

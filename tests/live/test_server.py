@@ -1,6 +1,7 @@
-"""The broker's loop, held by hand: what it looks at before a time is over."""
+"""The broker's loop, held by hand: what it looks at, and what it passes on."""
 
 import os
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 
 from broker import lease
 from broker.pipe import Leg
-from broker.registry import CallRoll, Capacity
+from broker.registry import CallRoll, Capacity, PoolReady
 from broker.router import Router
 from broker.server import Server
 from broker.wire import Kind, Message
@@ -65,3 +66,32 @@ def test_a_broker_that_stood_still_hears_the_workers_that_spoke_meanwhile() -> N
             assert not rules.calling_roll
             assert rules.idle == [1, 2]
             assert not rules.doubt
+
+
+@contextmanager
+def supervisor_of(server: Server) -> Iterator[Leg]:
+    """Give a server another supervisor for a block: return its end of the leg."""
+    ours, theirs = socket.socketpair()
+    server.control.close()
+    server.control = Leg(theirs)
+    supervisor = Leg(ours)
+    try:
+        yield supervisor
+    finally:
+        supervisor.close()
+
+
+def test_what_was_lost_with_a_pool_is_not_forked_by_the_next_one() -> None:
+    rules = Router(1, shared=True, warm=1, capacity=Capacity(9, "files"))
+    with holding(rules) as server, supervisor_of(server) as supervisor:
+        server.happen(PoolReady())  # it wants a worker while there is no pool
+        assert rules.idle == [1]
+        supervisor.send(Message(Kind.POOL_GONE, body={"proven": True}))
+        server.on_supervisor(select.EPOLLIN)
+        assert rules.idle == []
+        with pool_of(server) as pool:
+            server._send_forks()
+            [(fork, legs)] = pool.receive()
+            for leg in legs:
+                os.close(leg)
+            assert fork.body == {"workers": [2]}
