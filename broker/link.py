@@ -287,8 +287,9 @@ class Link:
                 lost = f"the broker is lost, and no other took its place: {why}"
                 self.fail(errors.BrokerLost(lost))
                 return
-            else:
-                self._adrift = False
+            else:  # it may be lost already; that is the beginning of another grace
+                self._adrift = self._line is None
+                ends = self.loop.time() + self.grace
         self._come_back()
 
     def _come_back(self) -> None:

@@ -611,6 +611,26 @@ async def test_s46_a_broker_that_dies_behind_its_ticket_is_not_greeted(
     assert lost
 
 
+async def test_a_broker_that_dies_behind_its_welcome_is_followed_by_another(
+    shared: Program, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, brokers, lost = Link._greet, Brokers(shared), list[int]()
+
+    async def lose(self: Link, ticket: bytes) -> None:
+        await original(self, ticket)
+        if not lost:
+            lost.append(await brokers.lose())
+            while self._line is not None:
+                await asyncio.sleep(0)
+
+    async with actors.Engine(endpoint) as engine:
+        monkeypatch.setattr(Link, "_greet", lose)
+        await brokers.lose()
+        run = engine.run(["true"])
+        assert (await asyncio.wait_for(run, 2 * NOT_BLOCKED)).returncode == 0
+    assert lost
+
+
 async def test_a_broker_that_stands_still_is_given_up(
     shared: Program, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
