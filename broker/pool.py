@@ -100,8 +100,10 @@ class Pool:
         """Workers that were reported while something was left of them."""
         self.next_try = 0.0
         self.broken = -REPORTED
-        """When the last worker was lost, and not retired."""
+        """When the last worker was lost, and not retired; or a broker had to doubt."""
         self.broker_gone = False
+        self.heard = 0.0
+        """When the broker that is gone gave its last sign of life."""
         self.soft_limit = raise_file_limit()
         self.wake = wake_on_child()
         self.lease_check = time.monotonic() + lease.RENEWAL
@@ -161,7 +163,10 @@ class Pool:
             self.leg.send(Message(Kind.WORKERS, body=body), fds=ours)
             for leg, _ in legs:
                 leg.close()
-        whole = time.monotonic() - self.broken > REPORTED
+        whole = self.heard - self.broken > REPORTED
+        if not whole:
+            # Nor has the next one reason to trust, if this one does not live long.
+            self.broken = time.monotonic()
         body = {"workers": [], "last": True, "whole": whole}
         self.leg.send(Message(Kind.WORKERS, body=body))
 
@@ -183,6 +188,7 @@ class Pool:
         late = now - self.lease_check > lease.RENEWAL
         self.lease_check = now + lease.RENEWAL
         if not (late or self.broker_gone) and self.stamp.age(now) > lease.DURATION:
+            self.broken = now  # they end with 0, and that broker may never hear of it
             for _, control in self.workers.values():
                 control.close()
 
@@ -199,6 +205,8 @@ class Pool:
                     self._condemn(message.body["worker"])
         except LegClosed:
             self.broker_gone = True
+            now = time.monotonic()
+            self.heard = now - self.stamp.age(now)
 
     def _fork_all(self, workers: list[int], legs: tuple[int, ...]) -> None:
         """Fork a worker for each number and leg, one right after the other.
@@ -288,7 +296,8 @@ class Pool:
                 others = self.condemned.pop(pid, self.stubborn)
                 control.close()
                 self.lost[worker] = Loss(time.monotonic(), others)
-                if status:
+                # With 0 ends who is retired, and who waited for a broker in vain.
+                if status or self.broker_gone:
                     self.broken = self.lost[worker].since
                 self._leave_cgroup(worker)
 

@@ -342,6 +342,36 @@ async def test_s46_a_start_without_an_answer_is_not_repeated(
             assert sorted(begun) == sorted(words)
 
 
+async def test_a_start_whose_worker_waited_in_vain_is_not_repeated(
+    endpoint: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "started"
+    with serving(endpoint, grace=2) as program:
+        brokers = Brokers(program)
+        async with actors.Engine(endpoint) as engine:
+            pool, broker = brokers.find()
+            await usable(engine)
+            while (counts := (await engine.info()).counts)["sessions"]:
+                pass  # it has yet to be released
+            eventually(lambda: len(tree.children(pool)) == counts["workers"])
+            idle = tree.children(pool)
+            stop(*idle)
+            command = ["sh", "-c", f"echo started >> {log}; exec sleep {FOREVER}"]
+            spawning = asyncio.create_task(engine.spawn(command))
+            while not (await engine.info()).counts["sessions"]:
+                pass  # the broker has yet to pass it on
+            stop(program.pid)  # nobody replaces it yet; this client stands still, too
+            end([broker])
+            go(*idle)
+            eventually(log.exists)
+            eventually(lambda: not set(idle) & set(tree.children(pool)))
+            go(program.pid)
+            brokers.find()
+            with pytest.raises(actors.WorkerLost):
+                await asyncio.wait_for(spawning, 2 * NOT_BLOCKED)
+    assert log.read_text() == "started\n"
+
+
 async def test_s46_a_run_gives_all_its_output(
     shared: Program, endpoint: str, tmp_path: Path
 ) -> None:
