@@ -173,9 +173,10 @@ class Server:
             self._handle(self.epoll.poll(wait))
 
     def _handle(self, ready: list[tuple[int, int]]) -> None:
-        for fd, events in ready:
-            handler = self.handlers.get(fd)
-            if handler is not None:
+        # What handles one of them may close another, and open a third by its number.
+        meant = [(fd, self.handlers.get(fd), events) for fd, events in ready]
+        for fd, handler, events in meant:
+            if handler is not None and self.handlers.get(fd) is handler:
                 handler(events)
 
     def _on_time(self) -> float:

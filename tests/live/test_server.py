@@ -95,3 +95,22 @@ def test_what_was_lost_with_a_pool_is_not_forked_by_the_next_one() -> None:
             for leg in legs:
                 os.close(leg)
             assert fork.body == {"workers": [2]}
+
+
+def test_what_is_told_of_a_closed_descriptor_is_not_meant_for_its_successor() -> None:
+    rules = Router(1, shared=True, warm=0, capacity=Capacity(9, "files"))
+    ours, theirs = socket.socketpair()
+    heard: list[str] = []
+    with holding(rules) as server, ours, theirs:
+
+        def follow(_: int) -> None:
+            server.unwatch(theirs.fileno())
+            server.watch(theirs.fileno(), lambda _: heard.append("the next"))
+
+        server.watch(ours.fileno(), follow)
+        server.watch(theirs.fileno(), lambda _: heard.append("the closed one"))
+        events = [(end.fileno(), select.EPOLLIN) for end in (ours, theirs)]
+        server._handle(events)
+        assert heard == []
+        server._handle(events[1:])
+        assert heard == ["the next"]
