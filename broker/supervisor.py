@@ -231,6 +231,11 @@ class Supervisor:
         return self.notices.beat(now, alive=self.lease.age(now) < lease.DURATION)
 
     def _reap(self) -> None:
+        """Reap whatever has ended, and note what it was.
+
+        Raises:
+            EngineError: the shared broker was lost, and there is no grace for another.
+        """
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -245,7 +250,11 @@ class Supervisor:
                 self.control.close()
                 now = time.monotonic()
                 self.lost = [at for at in self.lost if at > now - BROKER_PERIOD] + [now]
-                self.ending = self.ending or self.options.grace == 0
+                if self.options.grace == 0 and not self.ending:
+                    self.ending = True
+                    if self.options.keeper is None:
+                        why = "the broker died, and there is no grace for another"
+                        raise EngineError(f"{why}: everything ends")
 
     def _wait(self) -> float | None:
         """Return the milliseconds until a lost broker is replaced; None: none is."""
@@ -284,13 +293,18 @@ class Supervisor:
         """Sweep what a dead pool left, then tell the broker and give it a new pool.
 
         A pool that cannot even start would be replaced for ever: that ends the engine.
+
+        Raises:
+            EngineError: too many were lost.
         """
         now = time.monotonic()
         self.replaced = [at for at in self.replaced if at > now - POOL_PERIOD] + [now]
         if len(self.replaced) > POOL_STARTS:
-            say(f"creche: the pool died {POOL_STARTS} times in {POOL_PERIOD} s")
-            self.ending = True
-            return
+            often = f"more than {POOL_STARTS} times in {POOL_PERIOD:g} s"
+            why = f"the pool died {often}: everything ends"
+            if self.options.keeper is not None:  # whose client listens no more
+                say(f"creche: {why}")
+            raise EngineError(why)
         self.pool.lifeline.close()
         proven = self._sweep(lambda: (self.broker_pid,))
         if proven:
@@ -404,7 +418,7 @@ def supervise(options: Options, opening: Opening) -> None:
         InvalidRequest: the runtime directory is refused.
         ProcessLookupError: the client died meanwhile: there is nobody to serve.
         OSError: the system refused something.
-        EngineError: broker after broker was lost.
+        EngineError: a broker or a pool was lost, and no other takes its place.
     """
     try:
         supervisor = Supervisor(options, opening)

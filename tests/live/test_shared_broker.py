@@ -67,6 +67,14 @@ def shared(endpoint: str) -> Iterator[Program]:
         yield program
 
 
+def last_words(place: Path) -> str:
+    """Take what a broker said as it ended out of the log, where it is a failure."""
+    log = place / "engine.log"
+    words = log.read_text()
+    log.unlink()
+    return words
+
+
 async def up(child: actors.Child) -> None:
     """Wait until the child's daemons are started."""
     seen = b""
@@ -271,7 +279,7 @@ async def test_a_client_of_no_broker_is_told_so(endpoint: str, tmp_path: Path) -
     ("part", "grace"), [("supervisor", 0), ("broker", 0), ("supervisor", 3)]
 )
 def test_a_shared_broker_that_is_killed_ends_everybodys_trees(
-    part: str, grace: float, endpoint: str
+    part: str, grace: float, endpoint: str, tmp_path: Path
 ) -> None:
     async def main(broker: Program) -> None:
         word = tag()
@@ -294,8 +302,34 @@ def test_a_shared_broker_that_is_killed_ends_everybodys_trees(
     with serving(endpoint, grace=grace) as broker:
         asyncio.run(main(broker))
         broker.process.wait(15)
+    if part == "broker":
+        assert broker.process.returncode == 1
+        alone = "the broker died, and there is no grace for another"
+        assert last_words(tmp_path) == f"creche: {alone}: everything ends\n"
     with serving(endpoint):
         pass  # it takes the journal of the killed one away
+
+
+_FRAIL = """
+import runpy, sys
+from broker import supervisor
+supervisor.POOL_STARTS = 0
+sys.argv = sys.argv[3:]
+runpy.run_module("broker", run_name="__main__")
+"""
+
+
+async def test_a_broker_that_lost_too_many_pools_ends_with_an_error(
+    endpoint: str, tmp_path: Path
+) -> None:
+    with serving(endpoint, sys.executable, "-c", _FRAIL) as broker:
+        async with actors.Engine(endpoint) as engine:
+            child = await engine.spawn(["sleep", str(FOREVER)])
+            end([Parts.of(child.pid).pool])
+            with pytest.raises(actors.BrokerLost):
+                await asyncio.wait_for(child.wait(), 2 * NOT_BLOCKED)
+            assert await asyncio.to_thread(broker.process.wait, NOT_BLOCKED) == 1
+    assert last_words(tmp_path).startswith("creche: the pool died more than 0 times")
 
 
 # -- keys -----------------------------------------------------------------------
@@ -1108,10 +1142,12 @@ async def test_a_client_that_reads_nothing_holds_up_nobody_else(
 
 
 async def test_a_killed_broker_ends_the_trees_of_all_its_clients(
-    endpoint: str,
+    endpoint: str, tmp_path: Path
 ) -> None:
     with serving(endpoint, grace=0) as broker:
         await lose_without_grace(broker, endpoint)
+    assert broker.process.returncode == 1
+    assert last_words(tmp_path).startswith("creche: the broker died, ")
 
 
 async def lose_without_grace(broker: Program, endpoint: str) -> None:
