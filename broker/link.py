@@ -217,7 +217,8 @@ class Link:
         self._send = partial(Calls.send, self._socket)
         self._receive = partial(Calls.recv, self._socket)
         self._events = partial(Calls.get, self._socket)
-        self._socket.connect("ipc://" + os.fsdecode(path))
+        # A text has to be UTF-8; bytes need not, and are taken though not declared.
+        self._socket.connect(b"ipc://" + path)  # type: ignore[arg-type]
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self.loop.add_reader(self._fd, self._drain)
         self._look_soon()

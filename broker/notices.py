@@ -55,8 +55,9 @@ class Manager:
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notice:
             notice.setblocking(False)
+            told = "\n".join(facts).encode(errors="surrogateescape")
             with suppress(OSError):  # it is gone, or does not listen
-                notice.sendto("\n".join(facts).encode(), self._address)
+                notice.sendto(told, self._address)
 
 
 class Notices:

@@ -612,7 +612,7 @@ def open_socket(listener: socket.socket, path: bytes) -> Any:
     clients.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
     # bind() would silently replace whatever lies at the path: the supervisor has bound.
     clients.setsockopt(zmq.USE_FD, listener.fileno())
-    clients.bind("ipc://" + os.fsdecode(path))
+    clients.bind(b"ipc://" + path)  # a text has to be UTF-8
     return clients
 
 

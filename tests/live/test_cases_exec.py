@@ -422,6 +422,16 @@ async def test_a_long_path_of_the_socket_works(
     assert not list(Path(place).rglob("run-*"))
 
 
+async def test_a_path_of_the_socket_need_not_be_utf_8(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = os.fsdecode(os.fsencode(short) + b"/\xff")
+    os.mkdir(place, 0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", place)
+    async with asyncio.timeout(NOT_BLOCKED), actors.Engine() as engine:
+        assert (await engine.run(["echo", "in"])).stdout == b"in\n"
+
+
 async def test_both_sides_of_a_shared_broker_shorten_a_path_alike(
     short: str,
 ) -> None:

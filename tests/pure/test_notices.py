@@ -71,3 +71,10 @@ def test_a_manager_in_the_abstract_namespace_is_told() -> None:
     with listening("\0creche-test-notices") as ear:
         Notices(Manager("@creche-test-notices", None), None, bare=False).stopping()
         assert heard(ear) == [b"STOPPING=1", b"STATUS=Ending every child"]
+
+
+def test_what_is_not_utf_8_is_told_as_it_is(tmp_path: Path) -> None:
+    address = str(tmp_path / "ear")
+    with listening(address) as ear:
+        Manager(address, None).tell("STATUS=Serving at ipc:///\udcff")
+        assert heard(ear) == [b"STATUS=Serving at ipc:///\xff"]
