@@ -41,6 +41,7 @@ TICKET: Final = 16
 NOBLOCK: Final = int(zmq.NOBLOCK)
 MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 RCVMORE: Final = int(zmq.RCVMORE)
+EVENTS: Final = int(zmq.EVENTS)
 ANSWERS: Final = frozenset({Kind.REPLY, Kind.ERROR})
 """After these a SPAWN comes to no START any more."""
 
@@ -164,13 +165,22 @@ class Server:
         gc.freeze()
         gc.enable()
         while True:
-            # Also without a wake-up: zmq's descriptor is edge-triggered, and a send may
-            # have swallowed the edge that announces the next message.
-            if not self.rules.calling_roll:
-                self.take_from_clients()
+            self._look_at_clients()
             wait = self._on_time()
             self._send_forks()
             self._handle(self.epoll.poll(wait))
+
+    def _look_at_clients(self) -> None:
+        """Take what clients sent, unless the roll is called: then it waits.
+
+        Also without a wake-up: zmq's descriptor is edge-triggered, and a send may have
+        swallowed the edge that announces the next message. And until somebody looks it
+        stays readable, which would be a wake-up without end.
+        """
+        if self.rules.calling_roll:
+            self.clients_say(EVENTS)
+        else:
+            self.take_from_clients()
 
     def _handle(self, ready: list[tuple[int, int]]) -> None:
         # What handles one of them may close another, and open a third by its number.

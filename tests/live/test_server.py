@@ -6,8 +6,10 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from typing import Any
 
 import pytest
+import zmq
 
 from broker import lease
 from broker.pipe import Leg
@@ -34,10 +36,10 @@ def pool_of(server: Server) -> Iterator[Leg]:
 
 
 @contextmanager
-def holding(rules: Router) -> Iterator[Server]:
-    """A server for a block that serves no client, and whose loop does not run."""
+def holding(rules: Router, clients: Any = None) -> Iterator[Server]:
+    """A server for a block, with no clients unless told, whose loop does not run."""
     control, page = socket.socketpair(), lease.create()
-    server = Server(rules, None, Leg(control[0]), lease.Page(page))
+    server = Server(rules, clients, Leg(control[0]), lease.Page(page))
     try:
         yield server
     finally:
@@ -114,3 +116,22 @@ def test_what_is_told_of_a_closed_descriptor_is_not_meant_for_its_successor() ->
         assert heard == []
         server._handle(events[1:])
         assert heard == ["the next"]
+
+
+def test_a_client_that_waits_for_the_roll_call_wakes_nobody_up_without_end() -> None:
+    rules = Router(1, shared=True, warm=0, capacity=Capacity(9, "files"), grace=1.0)
+    with ExitStack() as stack:
+        context = zmq.Context(io_threads=1)
+        stack.callback(context.term)
+        clients = stack.enter_context(closing(context.socket(zmq.ROUTER)))
+        client = stack.enter_context(closing(context.socket(zmq.DEALER)))
+        clients.bind("inproc://clients")
+        client.connect("inproc://clients")
+        server = stack.enter_context(holding(rules, clients))
+        server.happen(CallRoll(time.monotonic() + 1.0, True))
+        server.watch(int(clients.getsockopt(zmq.FD)), lambda _: None)
+        client.send(b"hello")
+        assert server.epoll.poll(0)
+        server._look_at_clients()
+        assert not server.epoll.poll(0)
+        assert clients.recv_multipart(zmq.NOBLOCK)[1] == b"hello"
