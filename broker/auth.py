@@ -415,9 +415,8 @@ def _remove_directory(fd: int, location: bytes) -> None:
     try:
         os.rmdir(os.path.basename(location), dir_fd=above)
     except OSError as error:
-        if (
-            error.errno != errno.ENOTEMPTY
-        ):  # a worker that began as all ended wrote here
+        # A worker that began as all ended wrote here; or somebody has removed it.
+        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
             raise
     finally:
         os.close(above)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -481,6 +482,17 @@ def test_an_engine_removes_its_directory_but_not_the_root(root: Path) -> None:
     directory.listen(b"broker.sock").close()
     directory.remove()
     assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize("lost", ["creche/run-1", "creche"])
+def test_a_directory_that_was_removed_before_is_no_trouble(
+    lost: str, tmp_path: Path
+) -> None:
+    directory = RunDirectory.create(bytes(tmp_path / "creche"), RUN)
+    directory.lock()
+    shutil.rmtree(tmp_path / lost)
+    directory.remove()
+    assert not directory.locked
 
 
 def test_a_shared_broker_leaves_the_root_and_what_it_does_not_know(
