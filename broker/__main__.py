@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Final, NoReturn
 
 from broker.errors import AlreadyRunning, EngineError
@@ -40,11 +41,12 @@ def _taken(endpoint: str | None) -> str:
     """Return what to say of a broker that is in our place, or beside it."""
     from broker import auth  # noqa: PLC0415 - for trouble alone
 
-    path = os.fsdecode(auth.endpoint_path(endpoint))
-    if os.path.exists(path):
-        return f"a broker is already running at {endpoint}"
-    where = os.path.dirname(path)
-    return f"a broker is already running in {where}: give each a directory of its own"
+    where, name = os.path.split(auth.endpoint_path(endpoint))
+    with closing(auth.RunDirectory.open(where)) as directory:
+        if directory.answers(name):
+            return f"a broker is already running at {endpoint}"
+    beside = "give each a directory of its own"
+    return f"a broker is already running in {os.fsdecode(where)}: {beside}"
 
 
 def parse(arguments: Sequence[str]) -> Options:

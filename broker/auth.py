@@ -17,7 +17,7 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import Final, NamedTuple, Self
 
@@ -40,6 +40,7 @@ _LOCK: Final = b"lock"
 _KEY: Final = b"operator.key"
 _NEW_KEY: Final = b"operator.key.new"
 _FILES: Final = frozenset((BROKER_SOCKET, LIFELINE_SOCKET, _LOCK, _KEY, _NEW_KEY))
+_RESERVED: Final = _FILES - {BROKER_SOCKET}
 _KEY_FORM: Final = re.compile(rb"[0-9a-f]{64}")
 _SOCKET_PATH_MAX: Final = 107
 """Bytes of a path in `sockaddr_un`, its final zero not counted."""
@@ -95,6 +96,9 @@ def endpoint_path(endpoint: str | None) -> bytes:
     if path == endpoint or not path.startswith("/") or path.endswith("/"):
         raise InvalidRequest("endpoint", f"{endpoint!r} is not ipc:///ABSOLUTE/PATH")
     where = os.fsencode(path)
+    if os.path.basename(where) in _RESERVED:
+        why = "is the name of another file of a broker"
+        raise _refuse(where, why, "choose another name")
     excess = len(os.path.basename(where)) - _SOCKET_NAME_MAX
     if excess > 0 and len(where) > _SOCKET_PATH_MAX:
         why = f"is longer than the {_SOCKET_PATH_MAX} bytes of a socket's path"
@@ -112,12 +116,13 @@ class RunDirectory:
         location: its absolute path, for people and for other processes.
     """
 
-    __slots__ = ("_lock", "_root", "fd", "location")
+    __slots__ = ("_lock", "_root", "_sockets", "fd", "location")
 
     def __init__(self, fd: int, location: bytes, *, root: bytes = b".") -> None:
         self.fd = fd
         self.location = location
         self._root = root  # seen from `fd`
+        self._sockets: set[bytes] = set()
         self._lock = -1
 
     @classmethod
@@ -302,10 +307,19 @@ class RunDirectory:
                 self._make_room(name)
                 listener.bind(path)
             listener.listen(_BACKLOG)
+            self._sockets.add(name)
         except BaseException:
             listener.close()
             raise
         return listener
+
+    def answers(self, name: bytes) -> bool:
+        """Return whether somebody listens at the socket `name`.
+
+        Raises:
+            InvalidRequest: the name is too long.
+        """
+        return _answers(self.path(name))
 
     def remove(self) -> None:
         """Remove the engine's files and, below a root, the directory.
@@ -319,7 +333,7 @@ class RunDirectory:
         if not self.locked:
             raise _refuse(self.location, "may be in use", "lock it before removing it")
         with _gate(self.fd, self._root, fcntl.LOCK_EX):
-            _remove_files(self.fd)
+            _remove_files(self.fd, _FILES | self._sockets)
             if self._root == b"..":
                 _remove_directory(self.fd, self.location)
             self.close()
@@ -402,8 +416,8 @@ def _open_file(fd: int, location: bytes, name: bytes, flags: int) -> int:
     return file
 
 
-def _remove_files(fd: int) -> None:
-    for name in _FILES:
+def _remove_files(fd: int, names: Iterable[bytes]) -> None:
+    for name in names:
         with suppress(FileNotFoundError):  # not every engine makes every file
             os.unlink(name, dir_fd=fd)
 
@@ -430,7 +444,7 @@ def _sweep(root: int, name: bytes, location: bytes) -> bool:
     try:
         if not _is_stale(fd, location):
             return False
-        _remove_files(fd)
+        _remove_files(fd, _FILES)
         os.rmdir(name, dir_fd=root)
     finally:
         os.close(fd)
@@ -473,7 +487,7 @@ def _answers(path: bytes) -> bool:
         probe.setblocking(False)
         try:
             probe.connect(path)
-        except ConnectionRefusedError:
+        except (ConnectionRefusedError, FileNotFoundError):
             return False
         except BlockingIOError:
             pass  # its backlog is full: somebody listens, slowly

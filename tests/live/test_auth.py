@@ -260,6 +260,12 @@ def test_a_name_that_is_too_long_by_itself_is_refused(directory: RunDirectory) -
     assert "shorter name" in refusal(lambda: directory.path(b"n" * 100))
 
 
+@pytest.mark.parametrize("name", ["lifeline.sock", "lock", "operator.key"])
+def test_an_endpoint_is_none_of_the_other_files_of_a_broker(name: str) -> None:
+    said = refusal(lambda: auth.endpoint_path(f"ipc:///private/{name}"))
+    assert "choose another name" in said
+
+
 # Listening
 
 

@@ -167,13 +167,17 @@ async def test_a_client_that_finds_a_full_queue_waits_for_its_turn(
 # -- the broker itself ----------------------------------------------------------
 
 
-def test_a_broker_says_that_it_is_ready_and_ends_when_asked(endpoint: str) -> None:
+@pytest.mark.parametrize("name", ["broker.sock", "own.sock"])
+def test_a_broker_says_that_it_is_ready_and_ends_when_asked(
+    endpoint: str, name: str
+) -> None:
+    endpoint = endpoint.replace("broker.sock", name)
     with serving(endpoint) as broker:
         directory = Path(endpoint.removeprefix("ipc://")).parent
         assert directory.stat().st_mode & 0o777 == 0o700
         broker.signal(signal.SIGTERM)
         assert broker.process.wait(15) == 0
-        assert not (directory / "broker.sock").exists()
+        assert list(directory.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -181,6 +185,7 @@ def test_a_broker_says_that_it_is_ready_and_ends_when_asked(endpoint: str) -> No
     [
         ("broker.sock", "at ipc://{directory}/broker.sock"),
         ("other.sock", "in {directory}: give each a directory of its own"),
+        ("dead.sock", "in {directory}: give each a directory of its own"),
     ],
 )
 def test_a_second_broker_is_refused_and_the_first_stays(
@@ -190,6 +195,8 @@ def test_a_second_broker_is_refused_and_the_first_stays(
     other = f"ipc://{path.parent}/{name}"
     with serving(endpoint) as first:
         inode = path.stat().st_ino
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+            dead.bind(str(path.parent / "dead.sock"))
         command = [sys.executable, "-m", "broker", "--endpoint", other]
         with running(*command, stderr=-1) as second:
             assert second.process.wait(15) == 1
