@@ -154,7 +154,7 @@ class Link:
             key = self._directory.operator_key() if operator else None
             self._hello = {"owner": owner, "operator": key, "lease": lease}
             await in_time(self._join(), HELLO_TIMEOUT)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, zmq.ZMQError) as error:
             self.close()
             # A timeout has no words of its own.
             why = getattr(error, "strerror", None) or str(error) or "no answer in time"
@@ -208,8 +208,14 @@ class Link:
     def _connect(self) -> None:
         path = self._directory.path(self._name)
         os.stat(path)  # for one that is not there ZeroMQ would wait
-        self._context = zmq.Context(io_threads=1)
-        self._socket = self._context.socket(zmq.DEALER)
+        context = zmq.Context(io_threads=1)
+        try:
+            self._socket = context.socket(zmq.DEALER)
+        except zmq.ZMQError:
+            context.term()
+            raise
+        self._context = context
+        self._fd = int(self._socket.getsockopt(zmq.FD))
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, QUEUE)
@@ -219,7 +225,6 @@ class Link:
         self._events = partial(Calls.get, self._socket)
         # A text has to be UTF-8; bytes need not, and are taken though not declared.
         self._socket.connect(b"ipc://" + path)  # type: ignore[arg-type]
-        self._fd = int(self._socket.getsockopt(zmq.FD))
         self.loop.add_reader(self._fd, self._drain)
         self._look_soon()
         self._stop_renewing = threading.Event()
@@ -283,7 +288,7 @@ class Link:
             except ConnectionResetError:
                 self._disconnect()
                 await asyncio.sleep(RETRY)
-            except (OSError, TimeoutError, errors.EngineError) as error:
+            except (OSError, TimeoutError, zmq.ZMQError, errors.EngineError) as error:
                 why = getattr(error, "strerror", None) or str(error) or "none came"
                 lost = f"the broker is lost, and no other took its place: {why}"
                 self.fail(errors.BrokerLost(lost))

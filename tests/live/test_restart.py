@@ -1,6 +1,7 @@
 """A shared broker that is lost: all find the next one, and nothing is missing."""
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+import zmq
 
 import actors
 from broker import supervisor, tree
@@ -659,6 +661,19 @@ async def test_a_broker_that_dies_behind_its_welcome_is_followed_by_another(
         run = engine.run(["true"])
         assert (await asyncio.wait_for(run, 2 * NOT_BLOCKED)).returncode == 0
     assert lost
+
+
+async def test_a_client_that_gets_no_socket_does_not_wait_for_ever(
+    shared: Program, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    async with actors.Engine(endpoint) as engine:
+        monkeypatch.setattr(zmq.Context, "socket", no_room)
+        await Brokers(shared).lose()
+        with pytest.raises(actors.BrokerLost, match="Too many open files"):
+            await asyncio.wait_for(engine.run(["true"]), NOT_BLOCKED)
 
 
 async def test_a_broker_that_stands_still_is_given_up(

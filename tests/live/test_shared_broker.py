@@ -1,6 +1,7 @@
 """One broker, several clients: who sees what, who ends what, and who is refused."""
 
 import asyncio
+import errno
 import os
 import secrets
 import signal
@@ -280,6 +281,18 @@ async def test_a_client_of_no_broker_is_told_so(endpoint: str, tmp_path: Path) -
     (tmp_path / "shared").mkdir(mode=0o700)
     with pytest.raises(actors.BrokerLost, match=r"no broker at \S+: No such file"):
         await actors.Engine(endpoint).__aenter__()
+
+
+async def test_a_client_that_gets_no_socket_is_told_so(
+    shared: Program, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq.Context, "socket", no_room)
+    with pytest.raises(actors.BrokerLost, match=r"no broker at \S+: Too many open"):
+        await actors.Engine(endpoint).__aenter__()
+
+
+def no_room(*_: object) -> None:
+    raise zmq.ZMQError(errno.EMFILE)
 
 
 @pytest.mark.parametrize(
