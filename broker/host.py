@@ -156,8 +156,8 @@ _CAPABILITIES: dict[str, tuple[Callable[[Host], bool], str]] = {
     "pidfd": (
         lambda host: not host.pidfd,
         (
-            "No pidfds, so trees are ended one generation at a time and recovery kills "
-            "nothing: use Linux 5.3 or later and allow pidfd_open."
+            "No pidfds, so no engine starts, and recovery kills nothing: use Linux 5.3 "
+            "or later and allow pidfd_open."
         ),
     ),
     "peer_pidfd": (
