@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 BROKER_TIMEOUT: Final = 1.0
 """Seconds for the broker to end after SIGTERM, before SIGKILL."""
-POOL_TIMEOUT: Final = 8.0
-"""Seconds for the pool to see its workers off; it allows itself less."""
+POOL_TIMEOUT: Final = pool.END_TIMEOUT + pool.PROOF_TIMEOUT + 1.0
+"""Seconds for the pool to see its workers off: more than it allows itself."""
 BROKER_STARTS: Final = 8
 BROKER_PERIOD: Final = 10.0
 """More lost brokers than that in so many seconds: something is broken, and all ends."""
