@@ -95,7 +95,12 @@ def endpoint_path(endpoint: str | None) -> bytes:
     path = endpoint.removeprefix("ipc://")
     if path == endpoint or not path.startswith("/") or path.endswith("/"):
         raise InvalidRequest("endpoint", f"{endpoint!r} is not ipc:///ABSOLUTE/PATH")
-    where = os.fsencode(path)
+    try:
+        where = os.fsencode(path)
+    except UnicodeEncodeError:
+        where = b""
+    if not where or b"\0" in where:
+        raise InvalidRequest("endpoint", f"{endpoint!r} is no path of the file system")
     if os.path.basename(where) in _RESERVED:
         why = "is the name of another file of a broker"
         raise _refuse(where, why, "choose another name")

@@ -266,6 +266,11 @@ def test_an_endpoint_is_none_of_the_other_files_of_a_broker(name: str) -> None:
     assert "choose another name" in said
 
 
+@pytest.mark.parametrize("path", ["/a\0/b", "/\ud800"], ids=["nul", "surrogate"])
+def test_an_endpoint_that_no_file_can_have_is_refused(path: str) -> None:
+    assert "no path" in refusal(lambda: auth.endpoint_path(f"ipc://{path}"))
+
+
 # Listening
 
 
