@@ -623,6 +623,8 @@ class Link:
             self._flush()
             if self._unsent:
                 self.loop.call_later(RETRY, self._look_soon)
+            elif self._events(_EVENTS) & _POLLIN:  # as after any send
+                self._look_soon()
 
     def _take(self, frame: bytes) -> None:
         self._heard = self.loop.time()

@@ -203,12 +203,14 @@ class Server:
             self._pass(self.passing.tick(now))
             due, half = self.rules.next_deadline(), self.passing.next_deadline()
         next_due = min(self.renew_at, due or self.renew_at, half or self.renew_at)
+        flushed = False
         if self.outboxes:
             for peer in list(self.outboxes):
                 self._flush(peer)
-            next_due = min(next_due, now + RETRY) if self.outboxes else next_due
+            flushed = not self.outboxes
+            next_due = min(next_due, now + RETRY)
         # What was sent just now may have swallowed the news of a client's message.
-        busy = self.more_from_clients or late
+        busy = self.more_from_clients or late or flushed
         return 0.0 if busy else max(0.0, next_due - now)
 
     def _catch_up(self) -> None:

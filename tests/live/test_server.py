@@ -15,7 +15,7 @@ from broker import lease
 from broker.pipe import Leg
 from broker.registry import CallRoll, Capacity, PoolReady
 from broker.router import Router
-from broker.server import Server
+from broker.server import RETRY, Outbox, Server
 from broker.wire import Kind, Message
 
 pytestmark = pytest.mark.live
@@ -135,3 +135,21 @@ def test_a_client_that_waits_for_the_roll_call_wakes_nobody_up_without_end() -> 
         server._look_at_clients()
         assert not server.epoll.poll(0)
         assert clients.recv_multipart(zmq.NOBLOCK)[1] == b"hello"
+
+
+def test_clients_are_looked_at_again_once_a_backlog_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise zmq.Again
+
+    rules = Router(1, shared=True, warm=0, capacity=Capacity(9, "files"))
+    with holding(rules) as server:
+        assert server._on_time() > RETRY
+        server.outboxes[b"client"] = Outbox()
+        server.outboxes[b"client"].control.append(b"message")
+        monkeypatch.setattr(server, "send", refuse)
+        assert 0.0 < server._on_time() <= RETRY
+        monkeypatch.setattr(server, "send", lambda *_: None)
+        assert server._on_time() == 0.0
+        assert server._on_time() > RETRY

@@ -165,6 +165,20 @@ async def test_a_client_that_finds_a_full_queue_waits_for_its_turn(
         assert await taking == TICKET * b"t"
 
 
+async def test_a_client_looks_again_once_its_backlog_is_sent(
+    shared: Program, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    async with linked(endpoint, b"me") as link:
+        monkeypatch.setattr(link, "_look_soon", lambda: looks.append("soon"))
+        monkeypatch.setattr(link, "_events", lambda _: zmq.POLLIN)
+        info = Message(Kind.INFO, link.client, epoch=link.epoch)
+        link._unsent.append(wire.encode(info))
+        link._drain()
+        assert not link._unsent
+        assert looks == ["soon"]
+
+
 # -- the broker itself ----------------------------------------------------------
 
 
