@@ -275,6 +275,8 @@ class Link:
                     asked.future.set_exception(ConnectionResetError())
             return
         self._adrift = True
+        if self._rejoining is not None:
+            self._rejoining.cancel()  # it may not have asked for everything again yet
         self._rejoining = self.loop.create_task(self._rejoin())
 
     async def _rejoin(self) -> None:
@@ -296,29 +298,38 @@ class Link:
             else:  # it may be lost already; that is the beginning of another grace
                 self._adrift = self._line is None
                 ends = self.loop.time() + self.grace
-        self._come_back()
+        await self._come_back()
 
-    def _come_back(self) -> None:
+    async def _come_back(self) -> None:
         """Tell another broker what this client knows, and ask again."""
         self._heard = self.loop.time()
         self._on_back()
         for _, again in list(self._listeners.values()):
             again()
-        for request, asked in list(self._waiting.items()):
-            if asked.future.done():  # nobody waits for it any more
-                del self._waiting[request]
-                continue
-            try:
-                if asked.fds:
-                    self._offer_fds(request, asked.fds)
-                self.post(
-                    asked.kind, asked.session, request, asked.again(), asked.payload
-                )
-                self._waiting[request] = asked._replace(sent=True)
-            except OSError as error:  # what was to be passed is closed
-                del self._waiting[request]
-                failed = errors.SpawnFailed(error.errno or 0, "pipe")
-                asked.future.set_exception(failed)
+        late = [request for request in list(self._waiting) if not self._repeat(request)]
+        for request in late:
+            while not self._repeat(request):
+                with self.expecting():  # of a broker that hangs, the end
+                    await asyncio.sleep(RETRY)
+
+    def _repeat(self, request: int) -> bool:
+        """Ask once more what has no answer; False: its descriptors find no room yet."""
+        asked = self._waiting.get(request)
+        if asked is None:  # it was taken back
+            return True
+        if asked.future.done():  # nobody waits for it any more
+            del self._waiting[request]
+            return True
+        try:
+            if asked.fds and not self._offer_fds(request, asked.fds):
+                return False
+            self.post(asked.kind, asked.session, request, asked.again(), asked.payload)
+            self._waiting[request] = asked._replace(sent=True)
+        except OSError as error:  # what was to be passed is closed
+            del self._waiting[request]
+            failed = errors.SpawnFailed(error.errno or 0, "pipe")
+            asked.future.set_exception(failed)
+        return True
 
     def fail(self, error: errors.EngineError) -> None:
         """Answer everything that waits with `error`, and refuse what comes."""

@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import zmq
 import actors
 from broker import supervisor, tree
 from broker.link import Link
+from broker.wire import Kind
 from tests.helpers import (
     FOREVER,
     NOT_BLOCKED,
@@ -399,6 +400,39 @@ async def test_s46_descriptors_are_passed_to_the_next_broker(
             path = f"/dev/fd/{file.fileno()}"
             done = await engine.run(["cat", path], pass_fds=(file.fileno(),))
             assert (done.stdout, done.stderr) == (b"passed", b"")
+
+
+async def test_descriptors_that_find_no_room_at_once_are_passed_later(
+    shared: Program, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, brokers, refused = Link._offer_fds, Brokers(shared), list[int]()
+
+    def crowded(self: Link, request: int, fds: Sequence[int]) -> bool:
+        if not self._adrift and len(refused) < 2:
+            refused.append(request)
+            return False
+        return original(self, request, fds)
+
+    with tempfile.TemporaryFile() as file:
+        file.write(b"passed")
+        file.flush()
+        async with actors.Engine(endpoint) as engine:
+            assert engine._opened is not None
+            link, fd = engine._opened.link, file.fileno()
+            shared.signal(signal.SIGSTOP)  # nobody replaces it yet
+            await brokers.lose()
+            while not link._adrift:
+                await asyncio.sleep(0)
+            monkeypatch.setattr(Link, "_offer_fds", crowded)
+            run = asyncio.create_task(
+                engine.run(["cat", f"/dev/fd/{fd}"], pass_fds=(fd,))
+            )
+            while not link.asked(Kind.SPAWN):
+                await asyncio.sleep(0)
+            shared.signal(signal.SIGCONT)
+            done = await asyncio.wait_for(run, 2 * NOT_BLOCKED)
+            assert (done.stdout, done.stderr) == (b"passed", b"")
+    assert len(refused) == 2
 
 
 async def test_s46_an_end_that_nobody_could_tell_is_told_later(
