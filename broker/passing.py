@@ -16,6 +16,7 @@ what comes                  its other half is here     it is not
 ==========================  =========================  ============================
 SPAWN                       `Pass`                     waits; in the end `Refuse`
 descriptors                 `Pass`                     wait; in the end `Close`
+too many descriptors        `Pass`                     `Close`; its SPAWN: `Refuse`
 the end of the client       `Close` what is here, and forget its SPAWNs
 ==========================  =========================  ============================
 
@@ -44,7 +45,7 @@ __all__ = [
 WAIT: Final = 5.0
 """Seconds that one half waits for the other: they are sent side by side."""
 HELD: Final = 4 * MAX_FDS
-"""Descriptors of one client that may wait at a time."""
+"""Descriptors of one client that may wait at a time, for their SPAWN or for room."""
 
 _FRAME: Final = struct.Struct("<cBQ")
 _MARK: Final = b"F"
@@ -128,7 +129,10 @@ class Passing:
         if key in self._spawns:
             message, _ = self._spawns.pop(key)
             return self._join(key, message, fds)
-        if key in self._fds or self._held(peer) + len(fds) > HELD:
+        if key in self._fds:
+            return [Close(fds)]
+        if self._held(peer) + len(fds) > HELD:
+            self._fds[key] = (), now + WAIT  # so its SPAWN is told at once
             return [Close(fds)]
         self._fds[key] = fds, now + WAIT
         return []

@@ -121,6 +121,18 @@ def test_a_client_that_sends_descriptors_without_a_spawn_fills_its_own_room_only
     assert passing.descriptors(B, 1, (2,), 0.0) == []
 
 
+def test_a_spawn_whose_descriptors_found_no_room_fails_at_once() -> None:
+    passing = Passing()
+    passing.descriptors(A, 7, tuple(range(HELD)), 0.0)
+    assert passing.descriptors(A, 8, (1, 2), 0.0) == [Close((1, 2))]
+    refuse, close = passing.spawn(A, spawn(8), 0.0)
+    assert isinstance(refuse, Refuse)
+    assert isinstance(refuse.error, SpawnFailed)
+    assert refuse.error.errno == errno.EMFILE
+    assert close == Close(())
+    assert passing.descriptors(A, 8, (1, 2), 0.0) == [Close((1, 2))]  # as before
+
+
 # --- waits that end ------------------------------------------------------------------
 
 
