@@ -141,7 +141,7 @@ class Opening(NamedTuple):
             InvalidRequest: the containment that is insisted on cannot be had, or there
                 is no descriptor of the number given.
         """
-        _settle(options.log)
+        _settle(options)
         if options.ready_fd is not None:
             _keep_from_pool(options.ready_fd)
         home = _make_home(options.containment)
@@ -157,15 +157,18 @@ def _name_journal() -> str:
     return os.fsdecode(os.path.join(root, name))
 
 
-def _settle(log: str | None) -> None:
+def _settle(options: Options) -> None:
     _fill_streams()
     if os.getpid() != os.getsid(0):
         with suppress(PermissionError):  # leads its group: `serve` in a terminal
             os.setsid()
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     reset_signals()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    if log is not None:
-        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    if ignored and options.keeper is None:  # by nohup: it shall outlive its terminal
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if options.log is not None:
+        fd = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(fd, 2)
         os.close(fd)
 

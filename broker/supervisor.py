@@ -141,7 +141,7 @@ class Supervisor:
         """Run the broker in the forked copy: zmq is imported here and nowhere else."""
         pool.leave_terminal()
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         self.pool.lifeline.close()
         self.control.close()

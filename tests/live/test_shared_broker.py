@@ -238,6 +238,18 @@ async def one_command(endpoint: str) -> None:
         assert (await engine.run(["echo", "on"])).stdout == b"on\n"
 
 
+async def test_a_broker_outlives_its_terminal_where_it_is_told_to(
+    endpoint: str,
+) -> None:
+    nohup = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"]
+    with serving(endpoint, *nohup) as broker:
+        broker.signal(signal.SIGHUP)
+        async with actors.Engine(endpoint) as engine:
+            default = "print(signal.getsignal(signal.SIGHUP) is signal.SIG_DFL)"
+            assert (await engine.run(python(default))).stdout == b"True\n"
+        assert alive(broker.pid)
+
+
 def test_a_broker_takes_the_place_of_one_that_was_killed(endpoint: str) -> None:
     with serving(endpoint) as first:
         first.kill()
