@@ -422,8 +422,9 @@ class Router(Keeper):
     def _leave(self, session: Session, client: int) -> None:
         """Take back what a client that is gone has asked of another one's session."""
         for ask in [a for a in session.pending if a.client == client]:
-            # The answer to a spawn is kept for whoever asks again with its token.
-            if session.pending[ask] is not Kind.SPAWN:
+            # The answer to a spawn is kept for whoever asks again with its token; that
+            # to a kill shows that its worker does not stand still.
+            if session.pending[ask] not in (Kind.SPAWN, Kind.KILL):
                 del session.pending[ask]
         session.visitors.discard(client)
         if client in session.holders:
@@ -787,7 +788,8 @@ class Router(Keeper):
             self._stopped(session, Ask(ask.client, message.body["target"]))
         self._tell(session, message)
         if message.kind is Kind.KILL:
-            self._expect_end(session, message)
+            if ask.request or message.body["release"]:  # else there is no answer
+                self._expect_end(session, message)
             if message.body["release"]:
                 self._leaves(session)
 

@@ -2299,6 +2299,42 @@ def test_a_worker_that_answers_its_last_kill_is_not_waited_for(world: World) -> 
     assert world.router.next_deadline() is None
 
 
+def killed_by_one_that_is_gone(two: World, session: int) -> Message:
+    """Have a kill be asked by a client that is gone before the answer."""
+    kill = two.message(AGAIN, Kind.KILL, session, KILL | {"grace": 9.0})
+    two.happen(FromClient(AGAIN, kill))
+    two.happen(ClientGone(AGAIN))
+    return kill
+
+
+def test_a_worker_that_answers_a_kill_of_one_that_is_gone_is_not_waited_for(
+    two: World,
+) -> None:
+    session, worker = two.started(A)
+    kill = killed_by_one_that_is_gone(two, session)
+    two.push(worker, Kind.EXITED, session)
+    assert two.router.due.keys() == {session}
+    assert two.say(worker, kill.reply(Kind.REPLY, {"receipt": [1, 1, []]})) == []
+    assert two.router.due == {}
+
+
+def test_a_worker_that_starts_and_then_stands_still_is_late_for_one_that_is_gone(
+    two: World,
+) -> None:
+    session, worker, start = two.spawn(A)
+    killed_by_one_that_is_gone(two, session)
+    two.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+    assert two.router.due.keys() == {session}
+
+
+def test_a_kill_that_wants_no_answer_is_not_waited_for(world: World) -> None:
+    session, worker = world.started()
+    assert told(world.ask(A, Kind.KILL, session, request=0)) == [(worker, Kind.KILL)]
+    assert world.router.next_deadline() is None
+    world.ask(A, Kind.KILL, session, RELEASE, request=0)
+    assert world.router.next_deadline() == 55.0 + HUNG_MARGIN
+
+
 def test_a_worker_that_does_not_go_idle_is_condemned(world: World) -> None:
     session, worker = world.started()
     release = world.message(A, Kind.KILL, session, RELEASE)
@@ -2928,16 +2964,19 @@ class Traffic(RuleBasedStateMachine):
                 if ask.client == 0:
                     assert session.id in self.router.batches[ask.request].missing
                     continue
-                assert ask.client in self.router.peers or kind is Kind.SPAWN
+                lasts = kind in (Kind.SPAWN, Kind.KILL)
+                assert ask.client in self.router.peers or lasts
                 assert self.answered[ask] == 0
 
     @invariant()
-    def whoever_must_answer_has_a_deadline(self) -> None:
-        for session in self.router.sessions.values():
-            must = {Kind.SPAWN, Kind.KILL} & set(session.pending.values())
-            if must or session.state is State.LEAVING:
-                assert session.id in self.router.due
-        assert self.router.due.keys() <= self.router.sessions.keys()
+    def whoever_must_answer_has_a_deadline_and_nobody_else(self) -> None:
+        must = {
+            session.id
+            for session in self.router.sessions.values()
+            if {Kind.SPAWN, Kind.KILL} & set(session.pending.values())
+            or session.state is State.LEAVING
+        }
+        assert self.router.due.keys() == must
 
     @invariant()
     def whoever_waits_has_a_client_a_deadline_and_no_room(self) -> None:
