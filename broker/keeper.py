@@ -59,6 +59,8 @@ HUNG_MARGIN: Final = 1.0
 """Seconds that a worker may be late with the answer to a KILL."""
 DROP_TIMEOUT: Final = 5.0
 """Seconds a worker may take to prove a dropped tree gone."""
+RELEASED: Final = Ask(0, 0)
+"""Stands for a KILL with `release`, whatever asked for it: IDLE answers that."""
 
 
 class Keeper:
@@ -207,7 +209,7 @@ class Keeper:
             "release": True,
         }
         kill = Message(Kind.KILL, 0, 0, session.id, self.epoch, 0.0, body)
-        self._expect_end(session, kill)
+        self._expect_end(session, kill, RELEASED)
         self._tell(session, kill)
 
     def _end_surplus(self) -> None:
@@ -220,22 +222,38 @@ class Keeper:
         self.ttls.pop(session.id, None)
         self.retention.forget(session)
 
-    def _expect_end(self, session: Session, kill: Message) -> None:
-        patience = kill.body["timeout"] + (kill.body["grace"] or 0.0) + HUNG_MARGIN
-        ends = self._now + patience
-        self.due[session.id] = max(ends, self.due.get(session.id, ends))
+    def _expect_end(self, session: Session, kill: Message, ask: Ask) -> None:
+        """Expect what answers a KILL in its time."""
+        body = kill.body
+        patience = body["timeout"] + (body["grace"] or 0.0) + HUNG_MARGIN
+        key = RELEASED if body["release"] else ask
+        session.deadlines[key] = self._now + patience
+        self._look_at_deadlines(session)
 
-    def _expect_no_more(self, session: Session) -> None:
-        """Stop waiting for a worker, unless it was asked to end its tree."""
-        killing = Kind.KILL in session.pending.values()
-        if not killing and session.state is not State.LEAVING:
+    def _look_at_deadlines(self, session: Session) -> None:
+        """Note when a worker is late first, if anything is expected of it.
+
+        While START is, that counts alone: whatever else was asked waits behind it.
+        """
+        if session.answer is None:
+            return
+        if session.deadlines:
+            self.due[session.id] = min(session.deadlines.values())
+        else:
             self.due.pop(session.id, None)
+
+    def _expect_no_more(self, session: Session, ask: Ask) -> None:
+        """Take the answer to a KILL; the others' times stay as they are."""
+        session.deadlines.pop(ask, None)
+        self._look_at_deadlines(session)
 
     def _condemn_late(self) -> None:
         for number, ends in list(self.due.items()):
             if ends <= self._now:
+                session = self.sessions[number]
+                session.deadlines.clear()
                 del self.due[number]
-                self._out.append(Condemn(self.sessions[number].worker))
+                self._out.append(Condemn(session.worker))
 
     def _forget(self, session: Session) -> None:
         self._room = True
@@ -312,11 +330,12 @@ class Keeper:
         """
         kind = message.kind
         if kind in (Kind.REPLY, Kind.ERROR):
-            asked = session.pending.pop(Ask(message.client, message.request), None)
+            ask = Ask(message.client, message.request)
+            asked = session.pending.pop(ask, None)
             if asked is Kind.SPAWN:
                 self._spawn_answered(session, message)
-            if asked in (Kind.SPAWN, Kind.KILL):
-                self._expect_no_more(session)
+            elif asked is Kind.KILL:
+                self._expect_no_more(session, ask)
             if asked is None or not message.request:
                 return None  # nobody waits for it, or no more
             if message.client == 0:
@@ -403,6 +422,10 @@ class Keeper:
             self._worker_idle(session.worker, None)
             return
         session.answer = message
+        took = self._now - session.told
+        for ask in session.deadlines:  # it hears of these only now
+            session.deadlines[ask] += took
+        self._look_at_deadlines(session)
         self._announce(session, "running")
         if session.state is State.STARTING:
             session.state = State.RUNNING
@@ -441,7 +464,8 @@ class Keeper:
             self._adopt_end(session, body["status"], closed=body["closed"])
         if body["released"]:
             self._leaves(session)
-            self.due[number] = self._now + DROP_TIMEOUT + HUNG_MARGIN
+            session.deadlines[RELEASED] = self._now + DROP_TIMEOUT + HUNG_MARGIN
+            self._look_at_deadlines(session)
 
     def _adopt_end(self, session: Session, status: object, *, closed: bool) -> None:
         """Note an end that this broker was not told of, nor maybe any owner."""

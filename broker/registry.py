@@ -214,6 +214,8 @@ class Session:
     state: State = State.STARTING
     pending: dict[Ask, Kind] = field(default_factory=dict)
     answer: Message | None = None
+    deadlines: dict[Ask, float] = field(default_factory=dict)
+    """When its worker is late with the answers to KILLs that it has not given."""
     holders: set[int] = field(default_factory=set)
     """Clients that read it without owning it: what they hold ends with them."""
     visitors: set[int] = field(default_factory=set)

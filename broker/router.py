@@ -789,7 +789,7 @@ class Router(Keeper):
         self._tell(session, message)
         if message.kind is Kind.KILL:
             if ask.request or message.body["release"]:  # else there is no answer
-                self._expect_end(session, message)
+                self._expect_end(session, message, ask)
             if message.body["release"]:
                 self._leaves(session)
 

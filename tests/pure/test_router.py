@@ -2283,9 +2283,36 @@ def test_a_worker_that_does_not_answer_a_kill_is_condemned(world: World) -> None
     assert world.router.next_deadline() is None
     world.ask(A, Kind.KILL, session, KILL | {"grace": 2.0, "timeout": 3.0})
     assert world.router.next_deadline() == 55.0 + HUNG_MARGIN
-    world.ask(A, Kind.KILL, session, KILL | {"timeout": 1.0})
+    world.ask(A, Kind.KILL, session, KILL | {"timeout": 9.0})
     world.now = 55.0 + HUNG_MARGIN
     assert world.happen(Tick()) == [Condemn(worker)]
+    assert world.router.next_deadline() is None
+
+
+def test_each_kill_is_to_be_answered_in_its_own_time(world: World) -> None:
+    session, worker = world.started()
+    patient = world.message(A, Kind.KILL, session, KILL | {"grace": 3600.0})
+    world.happen(FromClient(A, patient))
+    hasty = world.message(A, Kind.KILL, session, KILL | {"timeout": 1.0})
+    world.happen(FromClient(A, hasty))
+    assert world.router.next_deadline() == 51.0 + HUNG_MARGIN
+    survivor = {"receipt": [1, 0, [[5, "D"]]]}
+    world.say(worker, hasty.reply(Kind.REPLY, survivor))
+    assert world.router.next_deadline() == 3655.0 + HUNG_MARGIN
+    world.happen(ClientGone(A))
+    assert world.router.next_deadline() == 55.0 + HUNG_MARGIN
+
+
+def test_the_time_of_a_kill_begins_when_its_worker_has_started(world: World) -> None:
+    session, worker, start = world.spawn()
+    kill = world.message(A, Kind.KILL, session)
+    world.happen(FromClient(A, kill))
+    assert world.router.next_deadline() == 50.0 + START_TIMEOUT
+    world.now += 20.0
+    world.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+    assert world.router.next_deadline() == 75.0 + HUNG_MARGIN
+    world.say(worker, kill.reply(Kind.REPLY, {"receipt": [1, 1, []]}))
+    assert world.router.next_deadline() is None
 
 
 def test_a_worker_that_answers_its_last_kill_is_not_waited_for(world: World) -> None:
