@@ -122,6 +122,13 @@ class Keeper:
         elif peer is not None and ask.request:
             self._out.append(ToClient(peer, message))
 
+    def _push(self, client: int, number: int, error: errors.EngineError) -> None:
+        """Tell a client, if it is there, what has become of a session, unasked."""
+        peer = self.peers.get(client)
+        if peer is not None:
+            push = Message(Kind.ERROR, client, 0, number, self.epoch)
+            self._out.append(ToClient(peer, failure(push, error)))
+
     def _batched(self, number: int, answer: Message) -> None:
         """Note one session's answer to a KILL that the broker asked."""
         self.batches[number].note(answer)
@@ -375,10 +382,14 @@ class Keeper:
         return message._replace(body={**message.body, "stays": session.stays})
 
     def _reported(self, session: Session) -> None:
-        """Note that the owner hears now how its child ended."""
+        """Note that the owner hears now how its child ended.
+
+        What is on its way out, or lost, is retained no more.
+        """
         session.reported = self._room = True
-        self.retention.reported(session)
-        self._end_surplus()
+        if session.state not in (State.LEAVING, State.LOST):
+            self.retention.reported(session)
+            self._end_surplus()
 
     def _ends(self, session: Session, message: Message) -> Message | None:
         """Follow what a worker pushes of its child's end; CLOSED is not passed on."""
@@ -540,10 +551,7 @@ class Keeper:
     def _tell_loss(self, session: Session) -> None:
         """Tell the owner and visitors, before they are answered and listen no more."""
         for client in sorted({session.client} | session.visitors):
-            peer = self.peers.get(client)
-            if peer is not None:
-                push = Message(Kind.ERROR, client, 0, session.id, self.epoch)
-                self._out.append(ToClient(peer, failure(push, errors.WorkerLost())))
+            self._push(client, session.id, errors.WorkerLost())
 
     def _take_worker(self) -> int:
         """Return the worker that was idle for the shortest time, or fork one.

@@ -291,10 +291,7 @@ class Router(Keeper):
             if session is None or not self._may(client, session):
                 self._claim_absent(client, number)
             elif session.client not in (0, client.id):
-                base = Message(Kind.ERROR, client.id, 0, number, self.epoch)
-                self._out.append(
-                    ToClient(client.peer, failure(base, errors.SessionOwned()))
-                )
+                self._push(client.id, number, errors.SessionOwned())
             else:
                 if session.client == 0:  # it came after it was given up
                     self._owns(client, session)
@@ -319,8 +316,7 @@ class Router(Keeper):
         """
         late = self.settles is None
         fault = errors.SessionNotFound(GIVEN_UP) if late else errors.WorkerLost()
-        absent = Message(Kind.ERROR, client.id, 0, number, self.epoch)
-        self._out.append(ToClient(client.peer, failure(absent, fault)))
+        self._push(client.id, number, fault)
 
     def _claim_absent(self, client: Client, number: int) -> None:
         """Have a session that is nowhere be lost, unless it was given up."""
@@ -335,6 +331,7 @@ class Router(Keeper):
         self._tell_loss(session)
 
     def _tell_end(self, client: Client, session: Session) -> None:
+        """Tell a client how a session ended, or that it was lost, if either is so."""
         if session.status is not None:
             if session.client in (0, client.id):
                 self._reported(session)
@@ -342,6 +339,8 @@ class Router(Keeper):
             body = {"status": session.status}
             told = Message(Kind.EXITED, *ids, 0.0, body)
             self._out.append(ToClient(client.peer, told))
+        elif session.state is State.LOST:
+            self._push(client.id, session.id, errors.WorkerLost())
 
     # -- clients ----------------------------------------------------------------
 

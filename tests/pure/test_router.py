@@ -3481,6 +3481,28 @@ def test_s46_a_visitor_that_is_back_hears_of_what_it_missed(lost: Lost) -> None:
     assert answers(lost.visits(session, peer=AGAIN)) == [(AGAIN, Kind.ERROR, 0)]
 
 
+def test_whoever_is_back_hears_of_a_worker_that_was_lost_meanwhile(lost: Lost) -> None:
+    session, worker = lost.taken_over()
+    assert answers(lost.happen(WorkerGone(worker, 0, True))) == []
+    lost.back()
+    lost.hello(B)
+    for said in (lost.claim(session), lost.visits(session, peer=B)):
+        assert isinstance(refusal(said), errors.WorkerLost)
+
+
+@pytest.mark.parametrize("how", ["lost", "leaving"])
+def test_an_end_told_late_retains_nothing_that_is_not_there(
+    lost: Lost, how: str
+) -> None:
+    facts = {"status": [0], "released": how == "leaving"}
+    session, worker = lost.taken_over(**facts)
+    if how == "lost":
+        lost.happen(WorkerGone(worker, 0, True))
+    lost.back()
+    assert answers(lost.claim(session)) == [(A, Kind.EXITED, 0)]
+    assert len(lost.router.retention) == 0
+
+
 def test_s46_a_lost_session_answers_as_one_and_can_be_closed(lost: Lost) -> None:
     session, _ = lost.started()
     lost.next()
