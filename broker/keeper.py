@@ -311,7 +311,9 @@ class Keeper:
         self.latency.note("spawned", started, execed)
         self.latency.note("first_byte", execed, spoke)
         self.latency.note("exit_seen", execed, ended)
-        self.latency.note("reported", ended, session.ended)
+        # The end of one that was taken over may have been told by the lost broker.
+        reported = None if session.told is None else session.ended
+        self.latency.note("reported", ended, reported)
 
     def peer_for(self, worker: int, head: Head) -> bytes | None:
         """Return the client that a worker's frame can be passed on to unread.
@@ -433,6 +435,7 @@ class Keeper:
             self._worker_idle(session.worker, None)
             return
         session.answer = message
+        assert session.told is not None  # START was sent
         took = self._now - session.told
         for ask in session.deadlines:  # it hears of these only now
             session.deadlines[ask] += took

@@ -236,8 +236,8 @@ class Session:
     """Whether an owner was told of it."""
     proven: bool = False
     """Of a lost one: nothing of its tree is left."""
-    told: float = 0.0
-    """When START was sent."""
+    told: float | None = None
+    """When START was sent, unless an earlier broker did."""
 
     def memo(self, ends: float | None) -> bytes:
         """Return what another broker has to know of it; it lives till `ends` at most.

@@ -3427,6 +3427,16 @@ def test_s46_an_owner_that_is_back_hears_of_the_end_that_it_missed(lost: Lost) -
     assert lost.router.sessions[session].reported
 
 
+def test_info_has_no_stage_of_what_a_lost_broker_did(lost: Lost) -> None:
+    session, worker = lost.taken_over(status=[0])
+    lost.back()
+    lost.idle(worker, session)
+    (action,) = lost.ask(A, Kind.INFO)
+    assert isinstance(action, ToClient)
+    stages = unpack(action.message.payload or b"")
+    assert [stage for stage, rows in stages.items() if rows] == ["spawned", "exit_seen"]
+
+
 def test_s46_a_child_that_ended_may_still_be_written_by_others(lost: Lost) -> None:
     session, worker = lost.taken_over(status=[0])
     assert lost.state(session) is State.EXITED
