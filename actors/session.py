@@ -331,6 +331,7 @@ class Session:
             "closed": self.progress.closed,
             "released": self.released,
             "clients": sorted(clients)[:MAX_IDS],
+            "used": self.last_used,
         }
         ids = 0, 0, self.number, self.epoch
         return Message(Kind.REGISTER, *ids, 0.0, body, self.memo)

@@ -473,6 +473,7 @@ class Keeper:
         started = {name: body[name] for name in ("pid", "started", "stdin")}
         session.answer = message.reply(Kind.REPLY, started)
         session.holders = set(body["clients"]) - {session.client}
+        session.used = body["used"]
         session.state = State.RUNNING
         if body["status"] is not None:
             self._adopt_end(session, body["status"], closed=body["closed"])

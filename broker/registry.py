@@ -245,16 +245,16 @@ class Session:
         That is a time if it lives on without an owner, and not for ever.
         """
         facts = [self.client, self.owner, self.scope, self.token]
-        return pack([*facts, self.kill_on_drop, self.detach_ttl, self.used, ends])
+        return pack([*facts, self.kill_on_drop, self.detach_ttl, ends])
 
     @classmethod
     def remembered(
         cls, number: int, worker: int, memo: Payload
     ) -> "tuple[Session, float | None]":
         """Return the session of a memo, and when it ends without an owner."""
-        client, owner, scope, token, kill_on_drop, ttl, used, ends = unpack(memo)
+        client, owner, scope, token, kill_on_drop, ttl, ends = unpack(memo)
         names = number, client, owner, scope, token, worker
-        return cls(*names, kill_on_drop, ttl, used=used), ends
+        return cls(*names, kill_on_drop, ttl), ends
 
     @property
     def stays(self) -> bool:

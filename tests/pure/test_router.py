@@ -3075,6 +3075,7 @@ FACTS: dict[str, Any] = {
     "closed": False,
     "released": False,
     "clients": [],
+    "used": 49.0,
 }
 
 
@@ -3538,6 +3539,11 @@ def test_s46_an_owner_may_be_robbed_before_it_is_back(lost: Lost) -> None:
     (robbed,) = lost.claim(session)
     assert isinstance(robbed, ToClient)
     assert robbed.message.body["code"] == errors.SessionOwned.code
+
+
+def test_the_next_broker_knows_when_a_session_was_used_last(lost: Lost) -> None:
+    session, _ = lost.taken_over(used=49.5)
+    assert lost.router.sessions[session].used == 49.5
 
 
 def test_s46_the_worker_remembers_who_owns_its_session(lost: Lost) -> None:
