@@ -1,5 +1,6 @@
 """The broker's loop, held by hand: what it looks at before a time is over."""
 
+import errno
 import os
 import socket
 import time
@@ -65,3 +66,19 @@ def test_a_broker_that_stood_still_hears_the_workers_that_spoke_meanwhile() -> N
             assert not rules.calling_roll
             assert rules.idle == [1, 2]
             assert not rules.doubt
+
+
+def test_workers_that_the_pool_cannot_be_asked_for_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ETOOMANYREFS, "too many references")
+
+    rules = Router(1, shared=True, warm=2, capacity=Capacity(9, "files"))
+    with holding(rules) as server, pool_of(server):
+        unsent = [theirs for _, theirs in server.unsent_forks]
+        assert (rules.idle, len(unsent)) == ([1, 2], 2)
+        monkeypatch.setattr(Leg, "send", refuse)
+        server._send_forks()
+        assert (rules.idle, rules.slots, server.legs) == ([], {}, {})
+        assert [theirs.fileno() for theirs in unsent] == [-1, -1]
