@@ -454,7 +454,8 @@ class Child:
         Raises:
             InvalidRequest: `timeout` is no time.
             TimedOut: it did not end within `timeout` seconds; it is left alone.
-            SessionOwned: somebody else took the child over before it ended.
+            SessionOwned: somebody else took the child over before it ended, or it
+                outlives this engine, whose lease ran out.
             BrokerLost: the broker is gone, or the engine was closed before the end.
         """
         self._check(alive=False)

@@ -98,6 +98,8 @@ ROOM_TIMEOUT: Final = DROP_TIMEOUT + 2 * HUNG_MARGIN
 """Seconds that a spawn waits at least for what was ended to make room for it."""
 GIVEN_UP: Final = "it was given up: nobody came back for it in time"
 """What a client is told that comes back later than a grace after its broker."""
+LEASE_OVER: Final = "the lease ran out: the child stays without an owner, attach to it"
+"""What a client is told that stood still, of a child that outlives its owner."""
 RETRY_AFTER: Final = 1.0
 """Seconds after which a spawn that found no room may find some."""
 
@@ -384,7 +386,12 @@ class Router(Keeper):
             if client.lease_ends is not None and client.lease_ends <= self._now:
                 # It may still start something from a queue: look again.
                 client.lease_ends = self._now + client.lease
+                owned = self._owned_by(client)
                 self._drop_all(client)
+                for session in owned:
+                    if session.client == 0:  # nobody tells it of the end any more
+                        lost = errors.SessionOwned(LEASE_OVER)
+                        self._push(client.id, session.id, lost)
 
     def _client_gone(self, peer: bytes) -> None:
         client = self.clients.pop(peer, None)

@@ -2248,6 +2248,20 @@ def test_a_lease_that_runs_out_drops_everything() -> None:
     assert released(world.happen(Tick())) == [worker]
 
 
+@pytest.mark.parametrize("stays", [{"kill_on_drop": False}, {"detach_ttl": 90.0}])
+def test_whose_lease_runs_out_is_told_of_what_it_owns_no_more(stays: Any) -> None:
+    world = World(shared=True)
+    world.hello(A, lease=10.0)
+    session, _ = world.started(A, **stays)
+    world.started(A, token="u")
+    world.now += 10.0
+    (loss,) = [a for a in world.happen(Tick()) if isinstance(a, ToClient)]
+    assert owned(refusal([loss]))
+    assert (loss.message.session, loss.message.request) == (session, 0)
+    world.now += 10.0
+    assert answers(world.happen(Tick())) == []
+
+
 def test_what_a_dead_lease_starts_from_its_queue_is_dropped_too() -> None:
     world = World()
     world.hello(A, lease=10.0)
