@@ -621,7 +621,7 @@ class Child:
         Raises:
             EngineError: its tree could not be proven gone.
         """
-        if self._record.released:
+        if self._record.over:
             return
         self._check()
         if self._finalizer is not None:
@@ -667,7 +667,7 @@ class Guest(Child):
 def _collected(connection: Connection, record: Record, process: int) -> None:
     """Drop a session whose last handle was collected; any thread, any moment."""
     record.handles -= 1
-    if not record.here(process) or record.handles or record.released:
+    if not record.here(process) or record.handles or record.over:
         return
     record.released = True
     if connection.link.lost is not None:

@@ -214,11 +214,10 @@ class Connection:
             elif isinstance(error, errors.SessionOwned) and own is not None:
                 own.released = True
                 self.forget(own, error)
-            elif isinstance(error, errors.SessionNotFound):  # we came back too late
+            elif isinstance(error, errors.SessionNotFound):  # it had to go, or was late
                 self._visited.pop(number, None)
                 self.records.pop(number, None)
                 for record in told:
-                    record.released = True
                     record.fail(error)
 
     def _on_lost(self) -> None:

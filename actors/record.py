@@ -43,6 +43,11 @@ class Record:
     waiters: set[asyncio.Future[Any]] = field(default_factory=set)
     holdings: set[int] = field(default_factory=set)
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to give up: that was done, or its broker did it."""
+        return self.released or isinstance(self.failure, errors.SessionNotFound)
+
     def here(self, process: int) -> bool:
         """Return whether this is still the process that made the handle."""
         return os.getpid() == process

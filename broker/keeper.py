@@ -17,7 +17,8 @@ Theory of operation
   retry never starts a second child.
 * A worker that is asked to start or end something has a time for it; one that lets it
   pass stands still: the pool kills it, and its tree with it.
-* What has ended is kept by `retention`; what is too much goes as if it was dropped.
+* What has ended is kept by `retention`; what is too much goes as if it was dropped, and
+  its owner is told, as of all that the broker lets go of by itself.
 * What another broker has to know of a session if this one is lost is its *memo*. The
   worker has it, gets it again when the owner changes, and gives it to that broker.
 * Whenever something ended, `_room` is set: whoever waits may have room now.
@@ -59,6 +60,8 @@ HUNG_MARGIN: Final = 1.0
 """Seconds that a worker may be late with the answer to a KILL."""
 DROP_TIMEOUT: Final = 5.0
 """Seconds a worker may take to prove a dropped tree gone."""
+LET_GO: Final = "its broker has let go of it"
+"""What the owner of a session is told that had to go for others, or for its limits."""
 RELEASED: Final = Ask(0, 0)
 """Stands for a KILL with `release`, whatever asked for it: IDLE answers that."""
 
@@ -219,9 +222,14 @@ class Keeper:
         self._expect_end(session, kill, RELEASED)
         self._tell(session, kill)
 
+    def _let_go(self, session: Session, cause: str = "owner-drop") -> None:
+        """End a session of the broker's own accord; its owner hears when it is gone."""
+        session.let_go = True
+        self._end(session, cause)
+
     def _end_surplus(self) -> None:
         for session in self.retention.surplus():
-            self._end(session)
+            self._let_go(session)
 
     def _leaves(self, session: Session) -> None:
         session.state = State.LEAVING
@@ -269,6 +277,8 @@ class Keeper:
         self.ttls.pop(session.id, None)
         self.retention.forget(session)
         self._bury(session.owner, session.token)
+        if session.let_go:
+            self._push(session.client, session.id, errors.SessionNotFound(LET_GO))
 
     def _bury(self, owner: bytes, token: str) -> None:
         """Remember a spawn that is over, so that its retry starts nothing."""

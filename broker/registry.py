@@ -226,6 +226,8 @@ class Session:
     """When it was last written to, polled, resized or signalled."""
     evicted: bool = False
     """Whether it is on its way out for another one."""
+    let_go: bool = False
+    """Whether the broker ends it of its own accord: its owner is to be told."""
     ended: float | None = None
     """When the child's end was told."""
     status: object = None

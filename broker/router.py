@@ -389,7 +389,9 @@ class Router(Keeper):
                 owned = self._owned_by(client)
                 self._drop_all(client)
                 for session in owned:
-                    if session.client == 0:  # nobody tells it of the end any more
+                    if session.client:
+                        session.let_go = True
+                    else:  # nobody tells it of the end any more
                         lost = errors.SessionOwned(LEASE_OVER)
                         self._push(client.id, session.id, lost)
 
@@ -566,7 +568,7 @@ class Router(Keeper):
         everywhere = any(limit.key == admission.BROKER for limit in applicant.stuck)
         for session in found:
             if session is oldest and everywhere:
-                self._end(session)
+                self._let_go(session)
             else:
                 self._evict(session, applicant, release=everywhere)
         return bool(found)
@@ -576,7 +578,7 @@ class Router(Keeper):
         session.evicted = True
         self._announce(session, "evicted")
         if release or session.ended is not None or session.client == 0:
-            self._end(session, "evicted")
+            self._let_go(session, "evicted")
             self._room = True
             return
         client = self.clients[self.peers[applicant.message.client]]

@@ -831,7 +831,9 @@ def test_s6_a_full_broker_evicts_of_the_same_key_and_frees_a_worker() -> None:
     (kill,) = kills(said).values()
     assert kill.body["cause"] == "evicted"
     assert starts(world.push(one, Kind.EXITED, first)) == []
-    assert starts(world.idle(one, first)) == [asked]
+    gone = world.idle(one, first)
+    assert answers(gone) == [(B, Kind.ERROR, 0)]  # behind its end
+    assert starts(gone) == [asked]
 
 
 def test_s6_one_session_may_make_room_at_several_limits(world: World) -> None:
@@ -874,6 +876,27 @@ def test_s4_the_oldest_goes_when_too_many_are_retained(
     shared.now += 2.0
     assert released(shared.happen(Tick())) == made[:1]
     assert len(shared.router.retention) == 3
+
+
+def test_an_owner_is_told_when_its_session_had_to_go(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "RETAINED", 0)
+    session, worker = world.started()
+    world.push(worker, Kind.EXITED, session)
+    world.now += READABLE
+    assert released(world.happen(Tick())) == [worker]
+    (gone,) = world.idle(worker, session)
+    assert isinstance(gone, ToClient)
+    assert (gone.message.session, gone.message.request) == (session, 0)
+    assert isinstance(refusal([gone]), errors.SessionNotFound)
+
+
+def test_an_owner_is_not_told_of_what_it_has_given_up_itself(world: World) -> None:
+    session, worker = world.started()
+    body = {"sessions": [session], "tokens": []}
+    world.ask(A, Kind.DROP, body=body, request=0)
+    assert world.idle(worker, session) == []
 
 
 def test_s4_an_end_that_nobody_was_told_of_is_retained_once_it_was(
@@ -2253,11 +2276,12 @@ def test_whose_lease_runs_out_is_told_of_what_it_owns_no_more(stays: Any) -> Non
     world = World(shared=True)
     world.hello(A, lease=10.0)
     session, _ = world.started(A, **stays)
-    world.started(A, token="u")
+    ended, worker = world.started(A, token="u")
     world.now += 10.0
     (loss,) = [a for a in world.happen(Tick()) if isinstance(a, ToClient)]
     assert owned(refusal([loss]))
     assert (loss.message.session, loss.message.request) == (session, 0)
+    assert answers(world.idle(worker, ended)) == [(A, Kind.ERROR, 0)]
     world.now += 10.0
     assert answers(world.happen(Tick())) == []
 
