@@ -420,17 +420,22 @@ class Connection:
             self.records[record.id] = record
             adopted.append(record)
 
-        asked = self.link.ask(Kind.ATTACH, number, {"steal": steal}, first=adopt)
+        request, body = self.link.number(), {"steal": steal}
         try:
-            await asked
+            await self.link.ask(Kind.ATTACH, number, body, request=request, first=adopt)
         except asyncio.CancelledError:
             for record in adopted:
-                record.released = True
-                self.forget(record)
-            if self.link.lost is None:  # it may be the owner by now
-                self.link.tell(Kind.DETACH, number, {"ttl": None})
+                self.give_back(record)
+            if not adopted:  # the broker knows whether it was granted
+                self.link.take_back(number, request)
             raise
         return adopted[0]
+
+    def give_back(self, record: Record) -> None:
+        """Undo an attach of which nobody hears; see `Engine.attach`."""
+        record.released = True
+        self.forget(record)
+        self.link.take_back(record.id, record.request)
 
     async def visit(self, number: int) -> Record:
         """Follow a session that stays another's; see `Engine.visit`.
@@ -625,6 +630,7 @@ def _attached(reply: Message) -> Record:
         kept=retention.size,
         block=retention.size if retention.kind == "block" else None,
         stays=reply.body.get("stays", False),
+        request=reply.request,
     )
     if document["status"] is not None:
         record.end(ExitStatus.from_wire(document["status"]))

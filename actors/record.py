@@ -22,6 +22,7 @@ class Record:
         released: whether the broker was told to forget the session.
         stays: whether it lives on without an owner, if that one goes.
         holdings: numbers under which its handles hold the log back.
+        request: of the ATTACH or VISIT that it comes from; 0: it was spawned.
     """
 
     id: int
@@ -42,6 +43,7 @@ class Record:
     stays: bool = False
     waiters: set[asyncio.Future[Any]] = field(default_factory=set)
     holdings: set[int] = field(default_factory=set)
+    request: int = 0
 
     @property
     def over(self) -> bool:

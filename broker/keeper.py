@@ -177,7 +177,7 @@ class Keeper:
         """Let a session live on without an owner, for `ttl` seconds at most."""
         if session.client:
             session.holders.add(session.client)  # so what it reads ends with it
-        session.client = 0
+        session.client, session.attach = 0, None
         self.ttls.pop(session.id, None)
         if ttl is not None:
             self.ttls[session.id] = self._now + ttl

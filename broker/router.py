@@ -16,7 +16,7 @@ Theory of operation
   that stays (`kill_on_drop=False` closes its stdin, `detach_ttl` alone does not), and
   ends with its ttl unless a client attaches. ATTACH changes the owner here, before the
   worker tells the new one what it has to know; a robbed owner is told, and what it
-  waits for is answered.
+  waits for is answered. A STOP of the ATTACH undoes it, whatever became of that.
 * A spawn that is asked again is answered to its owner alone; one without an owner gets
   whoever asks for it as that. So who has the answer will be told of the end.
 * Only the owner releases: whoever was robbed and does not know yet ends nothing.
@@ -68,6 +68,7 @@ from broker.registry import (
     THERE,
     Action,
     Ask,
+    Attach,
     CallRoll,
     Capacity,
     Client,
@@ -802,9 +803,12 @@ class Router(Keeper):
                 self._leaves(session)
 
     def _stopped(self, session: Session, target: Ask) -> None:
-        """Expect no answer any more: the worker gives none to what was stopped."""
-        if session.pending.get(target) in _STOPPABLE:
-            del session.pending[target]
+        """Expect no answer to what was stopped any more; an ATTACH is undone, too."""
+        if session.attach is not None and session.attached_by(target):
+            session.pending.pop(target, None)
+            self._take_attach_back(session, session.attach)
+        elif session.pending.get(target) in _STOPPABLE:
+            del session.pending[target]  # the worker gives none
 
     def _answer_for_lost(self, session: Session, message: Message, ask: Ask) -> None:
         if message.kind is Kind.KILL and session.proven:
@@ -821,20 +825,39 @@ class Router(Keeper):
         session = self._reached(client, message, ask)
         if session is None:
             return
-        if session.client and not message.body["steal"]:
-            self._refuse(client, message, errors.SessionOwned())
-            return
-        if session.client:
-            self._rob(session)
-        self._owns(client, session)
+        if not session.attached_by(ask):  # else its answer was lost with a broker
+            if session.client and not message.body["steal"]:
+                self._refuse(client, message, errors.SessionOwned())
+                return
+            robbed = session.client != 0
+            if robbed:
+                self._rob(session)
+            ends = self.ttls.get(session.id)
+            self._owns(client, session, Attach(message.request, ends, robbed))
         self._pass_on(session, message, ask)
 
-    def _owns(self, client: Client, session: Session) -> None:
+    def _owns(
+        self, client: Client, session: Session, attach: Attach | None = None
+    ) -> None:
         self.ttls.pop(session.id, None)
         session.holders.discard(client.id)
-        if session.client != client.id:
-            session.client = client.id
+        before = session.client, session.attach
+        session.client, session.attach = client.id, attach
+        if before != (client.id, attach):
             self._note_owner(session)
+
+    def _take_attach_back(self, session: Session, attach: Attach) -> None:
+        """Leave a session as it was without the ATTACH that its owner has stopped.
+
+        Whoever was robbed was told, so nobody owns it: it lives on if it may.
+        """
+        if not attach.robbed:
+            ends = attach.ends
+            self._orphan(session, None if ends is None else max(0.0, ends - self._now))
+        elif session.stays:
+            self._orphan(session, session.detach_ttl)
+        else:
+            self._end(session)
 
     def _rob(self, session: Session) -> None:
         """Tell an owner that it is none any more, and let go of what it reads."""

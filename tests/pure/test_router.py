@@ -1954,6 +1954,75 @@ def test_s43_the_operator_may_take_over(two: World) -> None:
     assert released(two.happen(ClientGone(OPERATOR))) == [worker]
 
 
+def take_back(world: World, peer: bytes, session: int, attach: int) -> list[Action]:
+    """Stop an ATTACH by its number."""
+    return world.ask(peer, Kind.STOP, session, {"target": attach}, request=0)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("ttl", [None, 60.0])
+def test_an_attach_that_is_taken_back_leaves_a_session_as_it_was(
+    two: World, answered: bool, ttl: float | None
+) -> None:
+    session, worker = two.started(A)
+    two.ask(A, Kind.DETACH, session, {"ttl": ttl})
+    ends = None if ttl is None else two.now + ttl
+    two.now += 1.0
+    asked = two.message(AGAIN, Kind.ATTACH, session, ATTACH)
+    two.happen(FromClient(AGAIN, asked))
+    answer = asked.reply(Kind.REPLY, {"pid": 5}, b"doc")
+    if answered:
+        two.say(worker, answer)
+    assert two.router.next_deadline() is None
+    said = take_back(two, AGAIN, session, asked.request)
+    assert told(said) == [(worker, Kind.STOP)]
+    assert two.router.next_deadline() == ends
+    assert two.router.sessions[session].client == 0
+    assert two.say(worker, answer) == []
+    assert answers(attach(two, A, session)) == [(A, Kind.REPLY, two.last_request)]
+
+
+def test_an_attach_that_was_refused_takes_nothing_back(two: World) -> None:
+    session, worker = two.started(A)
+    assert owned(refusal(two.ask(A, Kind.ATTACH, session, ATTACH)))
+    take_back(two, A, session, two.last_request)
+    assert two.router.sessions[session].client == two.clients[A]
+    attach(two, A, session, STEAL)
+    take_back(two, A, session, 0)  # what it reads, not what it owns
+    assert two.router.sessions[session].client == two.clients[A]
+    assert released(two.happen(ClientGone(A))) == [worker]
+
+
+def test_an_attach_without_a_number_cannot_be_taken_back(two: World) -> None:
+    session, _ = two.started(A)
+    two.ask(AGAIN, Kind.ATTACH, session, STEAL, request=0)
+    take_back(two, AGAIN, session, 0)
+    assert two.router.sessions[session].client == two.clients[AGAIN]
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_theft_that_is_taken_back_drops_what_does_not_stay(
+    two: World, stays: bool
+) -> None:
+    session, worker = two.started(A, detach_ttl=10.0 if stays else None)
+    attach(two, AGAIN, session, STEAL)
+    said = take_back(two, AGAIN, session, two.last_request)
+    assert released(said) == ([] if stays else [worker])
+    if stays:
+        assert two.router.ttls == {session: two.now + 10.0}
+        assert two.router.sessions[session].client == 0
+
+
+def test_what_was_taken_over_since_is_not_taken_back(two: World) -> None:
+    session, _ = two.started(A)
+    two.ask(A, Kind.DETACH, session, NO_TTL)
+    attach(two, AGAIN, session)
+    request = two.last_request
+    attach(two, A, session, STEAL)
+    take_back(two, AGAIN, session, request)
+    assert two.router.sessions[session].client == two.clients[A]
+
+
 # Those who visit
 
 
@@ -2758,6 +2827,24 @@ class Traffic(RuleBasedStateMachine):
         peer = one_of(self.clients, which)
         number = one_of(self.router.sessions, session)
         self.ask(peer, Kind.ATTACH, number, {"steal": steal})
+
+    def attached(self) -> list[tuple[int, registry.Ask]]:
+        return [
+            (session.id, registry.Ask(session.client, session.attach.request))
+            for session in self.router.sessions.values()
+            if session.attach is not None and session.client in self.router.peers
+        ]
+
+    @precondition(lambda self: self.attached())
+    @rule(which=anyone)
+    def client_takes_an_attach_back(self, which: int) -> None:
+        number, target = one_of(self.attached(), which)
+        self.excused.add(target)
+        peer = self.router.peers[target.client]
+        self.ask(peer, Kind.STOP, number, {"target": target.request})
+        session = self.router.sessions.get(number)
+        if session is not None and not session.client:
+            self.orphans.add(number)
 
     @precondition(lambda self: self.clients and self.router.sessions)
     @rule(which=anyone, session=anyone, ttl=st.sampled_from([None, 5.0]))
@@ -3577,6 +3664,37 @@ def test_s46_an_owner_may_be_robbed_before_it_is_back(lost: Lost) -> None:
     (robbed,) = lost.claim(session)
     assert isinstance(robbed, ToClient)
     assert robbed.message.body["code"] == errors.SessionOwned.code
+
+
+def test_an_attach_may_be_taken_back_at_the_next_broker(lost: Lost) -> None:
+    session, worker = lost.started()
+    lost.ask(A, Kind.DETACH, session, {"ttl": 60.0})
+    ends = lost.now + 60.0
+    lost.ask(A, Kind.ATTACH, session, ATTACH)
+    request = lost.last_request
+    lost.next(worker)
+    lost.register(worker, session)
+    assert lost.router.ttls == {}
+    lost.back()
+    take_back(lost, A, session, request)
+    assert lost.router.ttls == {session: ends}
+    assert lost.router.sessions[session].client == 0
+
+
+def test_an_attach_whose_answer_was_lost_with_a_broker_is_granted_again(
+    lost: Lost,
+) -> None:
+    session, worker = lost.started()
+    lost.ask(A, Kind.DETACH, session, NO_TTL)
+    lost.ask(A, Kind.ATTACH, session, ATTACH)
+    request = lost.last_request
+    lost.next(worker)
+    lost.register(worker, session)
+    lost.back()
+    asked = lost.ask(A, Kind.ATTACH, session, ATTACH, request=request)
+    assert told(asked) == [(worker, Kind.ATTACH)]
+    other = lost.ask(A, Kind.ATTACH, session, ATTACH)
+    assert owned(refusal(other))
 
 
 def test_the_next_broker_knows_when_a_session_was_used_last(lost: Lost) -> None:
