@@ -643,11 +643,15 @@ class Child:
 class Guest(Child):
     """A child that stays another's: everything works but what is its owner's to do.
 
-    Made by `Engine.visit`. Closing ends the visit alone.
+    Made by `Engine.visit`. Closing or collecting it ends the visit alone.
     """
 
     def __init__(self, connection: Connection, record: Record) -> None:
         super().__init__(connection, record, owned=False)
+        self._finalizer = weakref.finalize(
+            self, _left, connection, record, record.process
+        )
+        self._finalizer.atexit = False
 
     async def detach(self, ttl: float | None = None) -> None:
         """Refuse to give up what is not this handle's.
@@ -680,6 +684,12 @@ def _collected(connection: Connection, record: Record, process: int) -> None:
         ResourceWarning,
         stacklevel=2,
     )
+
+
+def _left(connection: Connection, record: Record, process: int) -> None:
+    """End a visit whose handle was collected; any thread, any moment."""
+    if record.here(process) and not record.released:
+        connection.link.call(lambda: connection.leave(record))
 
 
 def as_bytes(name: str, data: object) -> bytes:

@@ -231,7 +231,10 @@ class Connection:
     def _on_back(self) -> None:
         """Tell another broker whose sessions these are, and hear what was missed."""
         own = [record.id for record in self.records.values() if not record.released]
-        for field, ids in (("sessions", own), ("visits", list(self._visited))):
+        visited = (record for records in self._visited.values() for record in records)
+        pairs = [number for record in visited for number in (record.id, record.request)]
+        # No pair is parted: MAX_IDS is even.
+        for field, ids in (("sessions", own), ("visits", pairs)):
             for at in range(0, len(ids), MAX_IDS):
                 claimed = {"sessions": [], "visits": [], field: ids[at : at + MAX_IDS]}
                 self.link.post(Kind.CLAIM, body=claimed)
@@ -451,11 +454,14 @@ class Connection:
             self._visited.setdefault(number, []).append(record)
             visited.append(record)
 
+        request = self.link.number()
         try:
-            await self.link.ask(Kind.VISIT, number, first=adopt)
+            await self.link.ask(Kind.VISIT, number, request=request, first=adopt)
         except asyncio.CancelledError:
             for record in visited:
                 self.leave(record)
+            if not visited:
+                self.link.take_back(number, request)
             raise
         return visited[0]
 
@@ -471,6 +477,7 @@ class Connection:
         let_go(self.link, record)
         record.released = True
         record.fail(errors.SessionNotFound("this visit of the session is over"))
+        self.link.take_back(record.id, record.request)
         others = [r for r in self._visited.pop(record.id, ()) if r is not record]
         if others:
             self._visited[record.id] = others

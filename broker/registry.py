@@ -234,8 +234,8 @@ class Session:
     """How its owner came to it, unless by its spawn."""
     holders: set[int] = field(default_factory=set)
     """Clients that read it without owning it: what they hold ends with them."""
-    visitors: set[int] = field(default_factory=set)
-    """Clients that want to be told of its end without owning it."""
+    visits: set[Ask] = field(default_factory=set)
+    """VISITs of clients that want to be told of its end without owning it."""
     runs: bool = False
     """Whether it releases itself, and only the end of a capture tells of its own."""
     used: float = 0.0
@@ -279,6 +279,11 @@ class Session:
     def stays(self) -> bool:
         """Whether it outlives its owner, at least for some time."""
         return not self.kill_on_drop or self.detach_ttl is not None
+
+    @property
+    def visitors(self) -> set[int]:
+        """The clients that visit it."""
+        return {visit.client for visit in self.visits}
 
     def attached_by(self, ask: Ask) -> bool:
         """Return whether it has its owner by this ATTACH."""

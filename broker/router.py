@@ -299,16 +299,17 @@ class Router(Keeper):
                 if session.client == 0:  # it came after it was given up
                     self._owns(client, session)
                 self._tell_end(client, session)
-        for number in message.body["visits"]:
-            self._visit_again(client, number)
+        visits = message.body["visits"]
+        for number, request in zip(visits[::2], visits[1::2], strict=False):
+            self._visit_again(client, number, request)
 
-    def _visit_again(self, client: Client, number: int) -> None:
+    def _visit_again(self, client: Client, number: int, request: int) -> None:
         """Tell a client that came back what it has not heard of one that it visits."""
         session = self.sessions.get(number)
         if session is None or not self._may(client, session):
             self._tell_absence(client, number)
         else:
-            session.visitors.add(client.id)
+            session.visits.add(Ask(client.id, request))
             self._tell_end(client, session)
 
     def _tell_absence(self, client: Client, number: int) -> None:
@@ -435,7 +436,7 @@ class Router(Keeper):
             # to a kill shows that its worker does not stand still.
             if session.pending[ask] not in (Kind.SPAWN, Kind.KILL):
                 del session.pending[ask]
-        session.visitors.discard(client)
+        session.visits = {v for v in session.visits if v.client != client}
         if client in session.holders:
             self._stop_all(session, client)
 
@@ -792,7 +793,7 @@ class Router(Keeper):
         if message.kind in _LASTING and ask.client not in (0, session.client):
             session.holders.add(ask.client)
         if message.kind is Kind.VISIT:
-            session.visitors.add(ask.client)
+            session.visits.add(ask)
         if message.kind is Kind.STOP:
             self._stopped(session, Ask(ask.client, message.body["target"]))
         self._tell(session, message)
@@ -803,12 +804,12 @@ class Router(Keeper):
                 self._leaves(session)
 
     def _stopped(self, session: Session, target: Ask) -> None:
-        """Expect no answer to what was stopped any more; an ATTACH is undone, too."""
+        """Expect no answer to what was stopped; a visit ends, an ATTACH is undone."""
+        if session.pending.get(target) in _STOPPED:
+            del session.pending[target]
+        session.visits.discard(target)
         if session.attach is not None and session.attached_by(target):
-            session.pending.pop(target, None)
             self._take_attach_back(session, session.attach)
-        elif session.pending.get(target) in _STOPPABLE:
-            del session.pending[target]  # the worker gives none
 
     def _answer_for_lost(self, session: Session, message: Message, ask: Ask) -> None:
         if message.kind is Kind.KILL and session.proven:
@@ -956,6 +957,9 @@ _STOPPABLE: Final = _kinds(
     Kind.OPEN, Kind.RESUME, Kind.READ, Kind.POLL, Kind.EXPECT, Kind.READY
 )
 """Requests that may take long, and that a STOP takes back."""
+
+_STOPPED: Final = _STOPPABLE | {Kind.ATTACH, Kind.VISIT}
+"""What a STOP leaves without an answer."""
 
 _LASTING: Final = _STOPPABLE | {Kind.CLOCK}
 """What a client leaves at a session until it is gone."""

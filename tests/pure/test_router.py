@@ -2069,6 +2069,31 @@ def test_a_visitor_is_told_of_a_loss(two: World) -> None:
     assert answers(said) == [(A, Kind.ERROR, 0), (AGAIN, Kind.ERROR, 0)]
 
 
+def test_a_visitor_that_has_left_is_told_of_nothing(two: World) -> None:
+    session, worker = two.started(A)
+    two.ask(A, Kind.DETACH, session, NO_TTL)
+    visit(two, AGAIN, session)
+    first = two.last_request
+    visit(two, AGAIN, session)
+    second = two.last_request
+    take_back(two, AGAIN, session, first)
+    assert two.router.sessions[session].visitors == {two.clients[AGAIN]}
+    take_back(two, AGAIN, session, second)
+    assert two.push(worker, Kind.EXITED, session) == []
+    assert not two.router.sessions[session].reported
+
+
+def test_a_visit_that_is_stopped_before_its_answer_tells_nothing(two: World) -> None:
+    session, worker = two.started(A)
+    two.ask(A, Kind.DETACH, session, NO_TTL)
+    two.push(worker, Kind.EXITED, session)
+    asked = two.message(AGAIN, Kind.VISIT, session)
+    two.happen(FromClient(AGAIN, asked))
+    take_back(two, AGAIN, session, asked.request)
+    assert two.say(worker, asked.reply(Kind.REPLY, {"pid": 5}, b"doc")) == []
+    assert not two.router.sessions[session].reported
+
+
 def test_a_foreign_session_cannot_be_visited(two: World) -> None:
     session, _ = two.started(A)
     error = refusal(two.ask(B, Kind.VISIT, session))
@@ -3264,7 +3289,9 @@ class Lost(World):
         return self.ask(peer, Kind.CLAIM, body=body, request=0)
 
     def visits(self, *sessions: int, peer: bytes) -> list[Action]:
-        body = {"sessions": [], "visits": list(sessions)}
+        """Claim visits, each of which had the number 501."""
+        pairs = [number for session in sessions for number in (session, 501)]
+        body = {"sessions": [], "visits": pairs}
         return self.ask(peer, Kind.CLAIM, body=body, request=0)
 
 
@@ -3604,6 +3631,14 @@ def test_s46_a_visitor_that_is_back_hears_of_the_end(lost: Lost) -> None:
     lost.back()
     told = lost.push(worker, Kind.EXITED, session)
     assert answers(told) == [(B, Kind.EXITED, 0), (A, Kind.EXITED, 0)]
+
+
+def test_a_visitor_that_was_back_and_has_left_is_told_of_nothing(lost: Lost) -> None:
+    session, worker = lost.taken_over()
+    lost.hello(B)
+    lost.visits(session, peer=B)
+    take_back(lost, B, session, 501)
+    assert lost.push(worker, Kind.EXITED, session) == []
 
 
 def test_s46_a_visitor_that_is_back_hears_of_what_it_missed(lost: Lost) -> None:
