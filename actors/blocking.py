@@ -304,7 +304,7 @@ class Engine:
         portal = self._portal
 
         def undo(child: actors.child.Child) -> None:
-            portal.close(lambda: _give_up(child), None)
+            portal.close(lambda: _give_back(child), None)
 
         call = lambda: self._engine.attach(session_id, steal=steal)  # noqa: E731
         return Child(portal, portal.call(call, undo))
@@ -604,12 +604,9 @@ def _spawn(
     return Child(portal, portal.call(lambda: owner.spawn(argv, **options), undo))
 
 
-async def _give_up(child: actors.child.Child) -> None:
-    """Let go of what an interrupted `attach` got, as it was: without an owner."""
-    try:
-        await child.detach()
-    except errors.InvalidRequest:  # only with a shared broker can it live on
-        await child.aclose()
+async def _give_back(child: actors.child.Child) -> None:
+    """Undo an interrupted `attach`: it leaves the child as a cancelled one does."""
+    child._connection.give_back(child._record)  # noqa: SLF001 - no handle yet
 
 
 def _check_cancel(name: str, value: object) -> None:

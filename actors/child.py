@@ -454,7 +454,8 @@ class Child:
         Raises:
             InvalidRequest: `timeout` is no time.
             TimedOut: it did not end within `timeout` seconds; it is left alone.
-            SessionOwned: somebody else took the child over before it ended.
+            SessionOwned: somebody else took the child over before it ended, or it
+                outlives this engine, whose lease ran out.
             BrokerLost: the broker is gone, or the engine was closed before the end.
         """
         self._check(alive=False)
@@ -620,7 +621,7 @@ class Child:
         Raises:
             EngineError: its tree could not be proven gone.
         """
-        if self._record.released:
+        if self._record.over:
             return
         self._check()
         if self._finalizer is not None:
@@ -642,11 +643,15 @@ class Child:
 class Guest(Child):
     """A child that stays another's: everything works but what is its owner's to do.
 
-    Made by `Engine.visit`. Closing ends the visit alone.
+    Made by `Engine.visit`. Closing or collecting it ends the visit alone.
     """
 
     def __init__(self, connection: Connection, record: Record) -> None:
         super().__init__(connection, record, owned=False)
+        self._finalizer = weakref.finalize(
+            self, _left, connection, record, record.process
+        )
+        self._finalizer.atexit = False
 
     async def detach(self, ttl: float | None = None) -> None:
         """Refuse to give up what is not this handle's.
@@ -666,7 +671,7 @@ class Guest(Child):
 def _collected(connection: Connection, record: Record, process: int) -> None:
     """Drop a session whose last handle was collected; any thread, any moment."""
     record.handles -= 1
-    if not record.here(process) or record.handles or record.released:
+    if not record.here(process) or record.handles or record.over:
         return
     record.released = True
     if connection.link.lost is not None:
@@ -679,6 +684,12 @@ def _collected(connection: Connection, record: Record, process: int) -> None:
         ResourceWarning,
         stacklevel=2,
     )
+
+
+def _left(connection: Connection, record: Record, process: int) -> None:
+    """End a visit whose handle was collected; any thread, any moment."""
+    if record.here(process) and not record.released:
+        connection.link.call(lambda: connection.leave(record))
 
 
 def as_bytes(name: str, data: object) -> bytes:

@@ -214,11 +214,10 @@ class Connection:
             elif isinstance(error, errors.SessionOwned) and own is not None:
                 own.released = True
                 self.forget(own, error)
-            elif isinstance(error, errors.SessionNotFound):  # we came back too late
+            elif isinstance(error, errors.SessionNotFound):  # it had to go, or was late
                 self._visited.pop(number, None)
                 self.records.pop(number, None)
                 for record in told:
-                    record.released = True
                     record.fail(error)
 
     def _on_lost(self) -> None:
@@ -232,7 +231,10 @@ class Connection:
     def _on_back(self) -> None:
         """Tell another broker whose sessions these are, and hear what was missed."""
         own = [record.id for record in self.records.values() if not record.released]
-        for field, ids in (("sessions", own), ("visits", list(self._visited))):
+        visited = (record for records in self._visited.values() for record in records)
+        pairs = [number for record in visited for number in (record.id, record.request)]
+        # No pair is parted: MAX_IDS is even.
+        for field, ids in (("sessions", own), ("visits", pairs)):
             for at in range(0, len(ids), MAX_IDS):
                 claimed = {"sessions": [], "visits": [], field: ids[at : at + MAX_IDS]}
                 self.link.post(Kind.CLAIM, body=claimed)
@@ -421,17 +423,22 @@ class Connection:
             self.records[record.id] = record
             adopted.append(record)
 
-        asked = self.link.ask(Kind.ATTACH, number, {"steal": steal}, first=adopt)
+        request, body = self.link.number(), {"steal": steal}
         try:
-            await asked
+            await self.link.ask(Kind.ATTACH, number, body, request=request, first=adopt)
         except asyncio.CancelledError:
             for record in adopted:
-                record.released = True
-                self.forget(record)
-            if self.link.lost is None:  # it may be the owner by now
-                self.link.tell(Kind.DETACH, number, {"ttl": None})
+                self.give_back(record)
+            if not adopted:  # the broker knows whether it was granted
+                self.link.take_back(number, request)
             raise
         return adopted[0]
+
+    def give_back(self, record: Record) -> None:
+        """Undo an attach of which nobody hears; see `Engine.attach`."""
+        record.released = True
+        self.forget(record)
+        self.link.take_back(record.id, record.request)
 
     async def visit(self, number: int) -> Record:
         """Follow a session that stays another's; see `Engine.visit`.
@@ -447,11 +454,14 @@ class Connection:
             self._visited.setdefault(number, []).append(record)
             visited.append(record)
 
+        request = self.link.number()
         try:
-            await self.link.ask(Kind.VISIT, number, first=adopt)
+            await self.link.ask(Kind.VISIT, number, request=request, first=adopt)
         except asyncio.CancelledError:
             for record in visited:
                 self.leave(record)
+            if not visited:
+                self.link.take_back(number, request)
             raise
         return visited[0]
 
@@ -467,6 +477,7 @@ class Connection:
         let_go(self.link, record)
         record.released = True
         record.fail(errors.SessionNotFound("this visit of the session is over"))
+        self.link.take_back(record.id, record.request)
         others = [r for r in self._visited.pop(record.id, ()) if r is not record]
         if others:
             self._visited[record.id] = others
@@ -626,6 +637,7 @@ def _attached(reply: Message) -> Record:
         kept=retention.size,
         block=retention.size if retention.kind == "block" else None,
         stays=reply.body.get("stays", False),
+        request=reply.request,
     )
     if document["status"] is not None:
         record.end(ExitStatus.from_wire(document["status"]))

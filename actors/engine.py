@@ -319,6 +319,9 @@ class Engine:
         Everything works as for the one who spawned it, from the oldest output that is
         kept on; of one that has ended the exit status and the output are there.
 
+        Cancelled, it leaves the child as it was. One that it took from a living owner
+        has none then: it ends, unless it outlives its owner.
+
         Args:
             session_id: the child's number, as in `Child.id` and `Snapshot.id`.
             steal: take it from a living owner too, whose calls then raise

@@ -22,6 +22,7 @@ class Record:
         released: whether the broker was told to forget the session.
         stays: whether it lives on without an owner, if that one goes.
         holdings: numbers under which its handles hold the log back.
+        request: of the ATTACH or VISIT that it comes from; 0: it was spawned.
     """
 
     id: int
@@ -42,6 +43,12 @@ class Record:
     stays: bool = False
     waiters: set[asyncio.Future[Any]] = field(default_factory=set)
     holdings: set[int] = field(default_factory=set)
+    request: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to give up: that was done, or its broker did it."""
+        return self.released or isinstance(self.failure, errors.SessionNotFound)
 
     def here(self, process: int) -> bool:
         """Return whether this is still the process that made the handle."""

@@ -331,6 +331,7 @@ class Session:
             "closed": self.progress.closed,
             "released": self.released,
             "clients": sorted(clients)[:MAX_IDS],
+            "used": self.last_used,
         }
         ids = 0, 0, self.number, self.epoch
         return Message(Kind.REGISTER, *ids, 0.0, body, self.memo)
@@ -369,7 +370,8 @@ class Session:
         if ask.request:
             message = Message(kind, *ask, self.number, self.epoch, 0.0, body, payload)
             self.leg.send(message)
-            if payload is None and kind in (Kind.REPLY, Kind.ERROR):
+            # What a broker asks itself has no number that the next one would know.
+            if ask.client and payload is None and kind in (Kind.REPLY, Kind.ERROR):
                 self.answers.note(ask, kind, body)
 
     def _answer_again(self, ask: Ask) -> None:

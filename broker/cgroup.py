@@ -7,6 +7,7 @@ points, delegation and namespaces differ too much to be guessed.
 
 import errno
 import os
+import re
 from contextlib import suppress
 
 __all__ = ["Cgroup", "own_directory", "probe"]
@@ -49,10 +50,14 @@ def _find_mount(controller: str) -> tuple[str, str] | None:
             else:
                 found = kind == "cgroup2"
             if found:
-                # The kernel writes a space in a path as an octal escape.
-                root, point = front.replace("\\040", " ").split(" ")[3:5]
+                root, point = map(_unescaped, front.split(" ")[3:5])
                 return root, point
     return None
+
+
+def _unescaped(path: str) -> str:
+    """Undo what the kernel does to white space and backslashes in a table of mounts."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
 
 
 def _find_place(controller: str) -> str | None:

@@ -29,6 +29,7 @@ imported by each of them; `aftermath` reads the records of the dead.
 
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -114,16 +115,15 @@ class Record:
     """What one worker keeps on file, for as long as it lives.
 
     Args:
-        fd: of the file; the record owns it. -1: it cannot be had, which each start of a
-            child is told then.
-        reason: the system's number for why not.
+        fd: of the file; the record owns it. -1: it cannot be had yet.
+        create: makes the file and returns `fd`; each start of a child tries again.
     """
 
-    __slots__ = ("_fd", "_reason")
+    __slots__ = ("_create", "_fd")
 
-    def __init__(self, fd: int, reason: int = 0) -> None:
+    def __init__(self, fd: int, create: Callable[[], int] | None = None) -> None:
         self._fd = fd
-        self._reason = reason
+        self._create = create
 
     def begin(self, session: int, mark: bytes) -> None:
         """Write that a session is about to be started.
@@ -131,9 +131,9 @@ class Record:
         Raises:
             SpawnFailed: it cannot be written.
         """
-        if self._fd < 0:
-            raise SpawnFailed(self._reason, "journal")
         try:
+            if self._fd < 0 and self._create is not None:
+                self._fd = self._create()
             os.pwrite(self._fd, _FIRST % (session, 0, 0, mark or b"-"), 0)
         except OSError as error:
             raise SpawnFailed(error.errno or 0, "journal") from error
@@ -169,12 +169,20 @@ class Journal:
 
     def open(self, worker: int, home: Cgroup | None) -> Record:
         """Return the record of a worker, which is this process."""
-        try:
+
+        def create() -> int:
             fd = os.open(self._path(worker), _FLAGS, 0o600)
-            os.pwrite(fd, IDLE + self._second(home), 0)
-        except OSError as refused:  # each start of a child will tell
-            return Record(-1, refused.errno or 0)
-        return Record(fd)
+            try:
+                os.pwrite(fd, IDLE + self._second(home), 0)
+            except OSError:
+                os.close(fd)
+                raise
+            return fd
+
+        try:
+            return Record(create(), create)
+        except OSError:  # each start of a child tries again, and tells
+            return Record(-1, create)
 
     def remove(self, worker: int) -> None:
         """Remove the record of a worker that is proven gone with all that it left."""

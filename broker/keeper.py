@@ -17,7 +17,8 @@ Theory of operation
   retry never starts a second child.
 * A worker that is asked to start or end something has a time for it; one that lets it
   pass stands still: the pool kills it, and its tree with it.
-* What has ended is kept by `retention`; what is too much goes as if it was dropped.
+* What has ended is kept by `retention`; what is too much goes as if it was dropped, and
+  its owner is told, as of all that the broker lets go of by itself.
 * What another broker has to know of a session if this one is lost is its *memo*. The
   worker has it, gets it again when the owner changes, and gives it to that broker.
 * Whenever something ended, `_room` is set: whoever waits may have room now.
@@ -59,6 +60,10 @@ HUNG_MARGIN: Final = 1.0
 """Seconds that a worker may be late with the answer to a KILL."""
 DROP_TIMEOUT: Final = 5.0
 """Seconds a worker may take to prove a dropped tree gone."""
+LET_GO: Final = "its broker has let go of it"
+"""What the owner of a session is told that had to go for others, or for its limits."""
+RELEASED: Final = Ask(0, 0)
+"""Stands for a KILL with `release`, whatever asked for it: IDLE answers that."""
 
 
 class Keeper:
@@ -120,6 +125,13 @@ class Keeper:
         elif peer is not None and ask.request:
             self._out.append(ToClient(peer, message))
 
+    def _push(self, client: int, number: int, error: errors.EngineError) -> None:
+        """Tell a client, if it is there, what has become of a session, unasked."""
+        peer = self.peers.get(client)
+        if peer is not None:
+            push = Message(Kind.ERROR, client, 0, number, self.epoch)
+            self._out.append(ToClient(peer, failure(push, error)))
+
     def _batched(self, number: int, answer: Message) -> None:
         """Note one session's answer to a KILL that the broker asked."""
         self.batches[number].note(answer)
@@ -165,7 +177,7 @@ class Keeper:
         """Let a session live on without an owner, for `ttl` seconds at most."""
         if session.client:
             session.holders.add(session.client)  # so what it reads ends with it
-        session.client = 0
+        session.client, session.attach = 0, None
         self.ttls.pop(session.id, None)
         if ttl is not None:
             self.ttls[session.id] = self._now + ttl
@@ -207,12 +219,17 @@ class Keeper:
             "release": True,
         }
         kill = Message(Kind.KILL, 0, 0, session.id, self.epoch, 0.0, body)
-        self._expect_end(session, kill)
+        self._expect_end(session, kill, RELEASED)
         self._tell(session, kill)
+
+    def _let_go(self, session: Session, cause: str = "owner-drop") -> None:
+        """End a session of the broker's own accord; its owner hears when it is gone."""
+        session.let_go = True
+        self._end(session, cause)
 
     def _end_surplus(self) -> None:
         for session in self.retention.surplus():
-            self._end(session)
+            self._let_go(session)
 
     def _leaves(self, session: Session) -> None:
         session.state = State.LEAVING
@@ -220,22 +237,38 @@ class Keeper:
         self.ttls.pop(session.id, None)
         self.retention.forget(session)
 
-    def _expect_end(self, session: Session, kill: Message) -> None:
-        patience = kill.body["timeout"] + (kill.body["grace"] or 0.0) + HUNG_MARGIN
-        ends = self._now + patience
-        self.due[session.id] = max(ends, self.due.get(session.id, ends))
+    def _expect_end(self, session: Session, kill: Message, ask: Ask) -> None:
+        """Expect what answers a KILL in its time."""
+        body = kill.body
+        patience = body["timeout"] + (body["grace"] or 0.0) + HUNG_MARGIN
+        key = RELEASED if body["release"] else ask
+        session.deadlines[key] = self._now + patience
+        self._look_at_deadlines(session)
 
-    def _expect_no_more(self, session: Session) -> None:
-        """Stop waiting for a worker, unless it was asked to end its tree."""
-        killing = Kind.KILL in session.pending.values()
-        if not killing and session.state is not State.LEAVING:
+    def _look_at_deadlines(self, session: Session) -> None:
+        """Note when a worker is late first, if anything is expected of it.
+
+        While START is, that counts alone: whatever else was asked waits behind it.
+        """
+        if session.answer is None:
+            return
+        if session.deadlines:
+            self.due[session.id] = min(session.deadlines.values())
+        else:
             self.due.pop(session.id, None)
+
+    def _expect_no_more(self, session: Session, ask: Ask) -> None:
+        """Take the answer to a KILL; the others' times stay as they are."""
+        session.deadlines.pop(ask, None)
+        self._look_at_deadlines(session)
 
     def _condemn_late(self) -> None:
         for number, ends in list(self.due.items()):
             if ends <= self._now:
+                session = self.sessions[number]
+                session.deadlines.clear()
                 del self.due[number]
-                self._out.append(Condemn(self.sessions[number].worker))
+                self._out.append(Condemn(session.worker))
 
     def _forget(self, session: Session) -> None:
         self._room = True
@@ -244,6 +277,8 @@ class Keeper:
         self.ttls.pop(session.id, None)
         self.retention.forget(session)
         self._bury(session.owner, session.token)
+        if session.let_go:
+            self._push(session.client, session.id, errors.SessionNotFound(LET_GO))
 
     def _bury(self, owner: bytes, token: str) -> None:
         """Remember a spawn that is over, so that its retry starts nothing."""
@@ -286,7 +321,9 @@ class Keeper:
         self.latency.note("spawned", started, execed)
         self.latency.note("first_byte", execed, spoke)
         self.latency.note("exit_seen", execed, ended)
-        self.latency.note("reported", ended, session.ended)
+        # The end of one that was taken over may have been told by the lost broker.
+        reported = None if session.told is None else session.ended
+        self.latency.note("reported", ended, reported)
 
     def peer_for(self, worker: int, head: Head) -> bytes | None:
         """Return the client that a worker's frame can be passed on to unread.
@@ -312,11 +349,12 @@ class Keeper:
         """
         kind = message.kind
         if kind in (Kind.REPLY, Kind.ERROR):
-            asked = session.pending.pop(Ask(message.client, message.request), None)
+            ask = Ask(message.client, message.request)
+            asked = session.pending.pop(ask, None)
             if asked is Kind.SPAWN:
                 self._spawn_answered(session, message)
-            if asked in (Kind.SPAWN, Kind.KILL):
-                self._expect_no_more(session)
+            elif asked is Kind.KILL:
+                self._expect_no_more(session, ask)
             if asked is None or not message.request:
                 return None  # nobody waits for it, or no more
             if message.client == 0:
@@ -356,10 +394,14 @@ class Keeper:
         return message._replace(body={**message.body, "stays": session.stays})
 
     def _reported(self, session: Session) -> None:
-        """Note that the owner hears now how its child ended."""
+        """Note that the owner hears now how its child ended.
+
+        What is on its way out, or lost, is retained no more.
+        """
         session.reported = self._room = True
-        self.retention.reported(session)
-        self._end_surplus()
+        if session.state not in (State.LEAVING, State.LOST):
+            self.retention.reported(session)
+            self._end_surplus()
 
     def _ends(self, session: Session, message: Message) -> Message | None:
         """Follow what a worker pushes of its child's end; CLOSED is not passed on."""
@@ -403,6 +445,11 @@ class Keeper:
             self._worker_idle(session.worker, None)
             return
         session.answer = message
+        assert session.told is not None  # START was sent
+        took = self._now - session.told
+        for ask in session.deadlines:  # it hears of these only now
+            session.deadlines[ask] += took
+        self._look_at_deadlines(session)
         self._announce(session, "running")
         if session.state is State.STARTING:
             session.state = State.RUNNING
@@ -436,12 +483,14 @@ class Keeper:
         started = {name: body[name] for name in ("pid", "started", "stdin")}
         session.answer = message.reply(Kind.REPLY, started)
         session.holders = set(body["clients"]) - {session.client}
+        session.used = body["used"]
         session.state = State.RUNNING
         if body["status"] is not None:
             self._adopt_end(session, body["status"], closed=body["closed"])
         if body["released"]:
             self._leaves(session)
-            self.due[number] = self._now + DROP_TIMEOUT + HUNG_MARGIN
+            session.deadlines[RELEASED] = self._now + DROP_TIMEOUT + HUNG_MARGIN
+            self._look_at_deadlines(session)
 
     def _adopt_end(self, session: Session, status: object, *, closed: bool) -> None:
         """Note an end that this broker was not told of, nor maybe any owner."""
@@ -516,10 +565,7 @@ class Keeper:
     def _tell_loss(self, session: Session) -> None:
         """Tell the owner and visitors, before they are answered and listen no more."""
         for client in sorted({session.client} | session.visitors):
-            peer = self.peers.get(client)
-            if peer is not None:
-                push = Message(Kind.ERROR, client, 0, session.id, self.epoch)
-                self._out.append(ToClient(peer, failure(push, errors.WorkerLost())))
+            self._push(client, session.id, errors.WorkerLost())
 
     def _take_worker(self) -> int:
         """Return the worker that was idle for the shortest time, or fork one.

@@ -15,6 +15,7 @@ reported     its exit is reaped: the broker sends that on        worker's, broke
 
 All on one machine read the same monotonic clock, so the stages can cross processes. The
 worker's stamps come with its last word (IDLE), so a session counts once it is over.
+One that was taken over from a lost broker has no `leased` and no `reported` stage.
 To note a session takes 2 us.
 """
 

@@ -199,6 +199,20 @@ class Client:
     lease_ends: float | None
 
 
+class Attach(NamedTuple):
+    """How an owner came to a session that it has not spawned; it may take that back.
+
+    Attributes:
+        request: the owner's number of its ATTACH.
+        ends: when the session was to end without an owner; None: never.
+        robbed: whether it had another owner.
+    """
+
+    request: int
+    ends: float | None
+    robbed: bool
+
+
 @dataclass(slots=True)
 class Session:
     """One child, from the broker's side."""
@@ -214,16 +228,22 @@ class Session:
     state: State = State.STARTING
     pending: dict[Ask, Kind] = field(default_factory=dict)
     answer: Message | None = None
+    deadlines: dict[Ask, float] = field(default_factory=dict)
+    """When its worker is late with the answers to KILLs that it has not given."""
+    attach: Attach | None = None
+    """How its owner came to it, unless by its spawn."""
     holders: set[int] = field(default_factory=set)
     """Clients that read it without owning it: what they hold ends with them."""
-    visitors: set[int] = field(default_factory=set)
-    """Clients that want to be told of its end without owning it."""
+    visits: set[Ask] = field(default_factory=set)
+    """VISITs of clients that want to be told of its end without owning it."""
     runs: bool = False
     """Whether it releases itself, and only the end of a capture tells of its own."""
     used: float = 0.0
     """When it was last written to, polled, resized or signalled."""
     evicted: bool = False
     """Whether it is on its way out for another one."""
+    let_go: bool = False
+    """Whether the broker ends it of its own accord: its owner is to be told."""
     ended: float | None = None
     """When the child's end was told."""
     status: object = None
@@ -234,8 +254,8 @@ class Session:
     """Whether an owner was told of it."""
     proven: bool = False
     """Of a lost one: nothing of its tree is left."""
-    told: float = 0.0
-    """When START was sent."""
+    told: float | None = None
+    """When START was sent, unless an earlier broker did."""
 
     def memo(self, ends: float | None) -> bytes:
         """Return what another broker has to know of it; it lives till `ends` at most.
@@ -243,21 +263,33 @@ class Session:
         That is a time if it lives on without an owner, and not for ever.
         """
         facts = [self.client, self.owner, self.scope, self.token]
-        return pack([*facts, self.kill_on_drop, self.detach_ttl, self.used, ends])
+        return pack([*facts, self.kill_on_drop, self.detach_ttl, ends, self.attach])
 
     @classmethod
     def remembered(
         cls, number: int, worker: int, memo: Payload
     ) -> "tuple[Session, float | None]":
         """Return the session of a memo, and when it ends without an owner."""
-        client, owner, scope, token, kill_on_drop, ttl, used, ends = unpack(memo)
+        client, owner, scope, token, kill_on_drop, ttl, ends, attach = unpack(memo)
         names = number, client, owner, scope, token, worker
-        return cls(*names, kill_on_drop, ttl, used=used), ends
+        attach = None if attach is None else Attach(*attach)
+        return cls(*names, kill_on_drop, ttl, attach=attach), ends
 
     @property
     def stays(self) -> bool:
         """Whether it outlives its owner, at least for some time."""
         return not self.kill_on_drop or self.detach_ttl is not None
+
+    @property
+    def visitors(self) -> set[int]:
+        """The clients that visit it."""
+        return {visit.client for visit in self.visits}
+
+    def attached_by(self, ask: Ask) -> bool:
+        """Return whether it has its owner by this ATTACH."""
+        if self.attach is None or not ask.request:
+            return False
+        return ask == (self.client, self.attach.request)
 
     @property
     def takes_room(self) -> bool:

@@ -16,7 +16,7 @@ Theory of operation
   that stays (`kill_on_drop=False` closes its stdin, `detach_ttl` alone does not), and
   ends with its ttl unless a client attaches. ATTACH changes the owner here, before the
   worker tells the new one what it has to know; a robbed owner is told, and what it
-  waits for is answered.
+  waits for is answered. A STOP of the ATTACH undoes it, whatever became of that.
 * A spawn that is asked again is answered to its owner alone; one without an owner gets
   whoever asks for it as that. So who has the answer will be told of the end.
 * Only the owner releases: whoever was robbed and does not know yet ends nothing.
@@ -68,6 +68,7 @@ from broker.registry import (
     THERE,
     Action,
     Ask,
+    Attach,
     CallRoll,
     Capacity,
     Client,
@@ -98,6 +99,8 @@ ROOM_TIMEOUT: Final = DROP_TIMEOUT + 2 * HUNG_MARGIN
 """Seconds that a spawn waits at least for what was ended to make room for it."""
 GIVEN_UP: Final = "it was given up: nobody came back for it in time"
 """What a client is told that comes back later than a grace after its broker."""
+LEASE_OVER: Final = "the lease ran out: the child stays without an owner, attach to it"
+"""What a client is told that stood still, of a child that outlives its owner."""
 RETRY_AFTER: Final = 1.0
 """Seconds after which a spawn that found no room may find some."""
 
@@ -291,24 +294,22 @@ class Router(Keeper):
             if session is None or not self._may(client, session):
                 self._claim_absent(client, number)
             elif session.client not in (0, client.id):
-                base = Message(Kind.ERROR, client.id, 0, number, self.epoch)
-                self._out.append(
-                    ToClient(client.peer, failure(base, errors.SessionOwned()))
-                )
+                self._push(client.id, number, errors.SessionOwned())
             else:
                 if session.client == 0:  # it came after it was given up
                     self._owns(client, session)
                 self._tell_end(client, session)
-        for number in message.body["visits"]:
-            self._visit_again(client, number)
+        visits = message.body["visits"]
+        for number, request in zip(visits[::2], visits[1::2], strict=False):
+            self._visit_again(client, number, request)
 
-    def _visit_again(self, client: Client, number: int) -> None:
+    def _visit_again(self, client: Client, number: int, request: int) -> None:
         """Tell a client that came back what it has not heard of one that it visits."""
         session = self.sessions.get(number)
         if session is None or not self._may(client, session):
             self._tell_absence(client, number)
         else:
-            session.visitors.add(client.id)
+            session.visits.add(Ask(client.id, request))
             self._tell_end(client, session)
 
     def _tell_absence(self, client: Client, number: int) -> None:
@@ -319,8 +320,7 @@ class Router(Keeper):
         """
         late = self.settles is None
         fault = errors.SessionNotFound(GIVEN_UP) if late else errors.WorkerLost()
-        absent = Message(Kind.ERROR, client.id, 0, number, self.epoch)
-        self._out.append(ToClient(client.peer, failure(absent, fault)))
+        self._push(client.id, number, fault)
 
     def _claim_absent(self, client: Client, number: int) -> None:
         """Have a session that is nowhere be lost, unless it was given up."""
@@ -335,6 +335,7 @@ class Router(Keeper):
         self._tell_loss(session)
 
     def _tell_end(self, client: Client, session: Session) -> None:
+        """Tell a client how a session ended, or that it was lost, if either is so."""
         if session.status is not None:
             if session.client in (0, client.id):
                 self._reported(session)
@@ -342,6 +343,8 @@ class Router(Keeper):
             body = {"status": session.status}
             told = Message(Kind.EXITED, *ids, 0.0, body)
             self._out.append(ToClient(client.peer, told))
+        elif session.state is State.LOST:
+            self._push(client.id, session.id, errors.WorkerLost())
 
     # -- clients ----------------------------------------------------------------
 
@@ -385,7 +388,14 @@ class Router(Keeper):
             if client.lease_ends is not None and client.lease_ends <= self._now:
                 # It may still start something from a queue: look again.
                 client.lease_ends = self._now + client.lease
+                owned = self._owned_by(client)
                 self._drop_all(client)
+                for session in owned:
+                    if session.client:
+                        session.let_go = True
+                    else:  # nobody tells it of the end any more
+                        lost = errors.SessionOwned(LEASE_OVER)
+                        self._push(client.id, session.id, lost)
 
     def _client_gone(self, peer: bytes) -> None:
         client = self.clients.pop(peer, None)
@@ -422,10 +432,11 @@ class Router(Keeper):
     def _leave(self, session: Session, client: int) -> None:
         """Take back what a client that is gone has asked of another one's session."""
         for ask in [a for a in session.pending if a.client == client]:
-            # The answer to a spawn is kept for whoever asks again with its token.
-            if session.pending[ask] is not Kind.SPAWN:
+            # The answer to a spawn is kept for whoever asks again with its token; that
+            # to a kill shows that its worker does not stand still.
+            if session.pending[ask] not in (Kind.SPAWN, Kind.KILL):
                 del session.pending[ask]
-        session.visitors.discard(client)
+        session.visits = {v for v in session.visits if v.client != client}
         if client in session.holders:
             self._stop_all(session, client)
 
@@ -559,7 +570,7 @@ class Router(Keeper):
         everywhere = any(limit.key == admission.BROKER for limit in applicant.stuck)
         for session in found:
             if session is oldest and everywhere:
-                self._end(session)
+                self._let_go(session)
             else:
                 self._evict(session, applicant, release=everywhere)
         return bool(found)
@@ -569,7 +580,7 @@ class Router(Keeper):
         session.evicted = True
         self._announce(session, "evicted")
         if release or session.ended is not None or session.client == 0:
-            self._end(session, "evicted")
+            self._let_go(session, "evicted")
             self._room = True
             return
         client = self.clients[self.peers[applicant.message.client]]
@@ -782,19 +793,23 @@ class Router(Keeper):
         if message.kind in _LASTING and ask.client not in (0, session.client):
             session.holders.add(ask.client)
         if message.kind is Kind.VISIT:
-            session.visitors.add(ask.client)
+            session.visits.add(ask)
         if message.kind is Kind.STOP:
             self._stopped(session, Ask(ask.client, message.body["target"]))
         self._tell(session, message)
         if message.kind is Kind.KILL:
-            self._expect_end(session, message)
+            if ask.request or message.body["release"]:  # else there is no answer
+                self._expect_end(session, message, ask)
             if message.body["release"]:
                 self._leaves(session)
 
     def _stopped(self, session: Session, target: Ask) -> None:
-        """Expect no answer any more: the worker gives none to what was stopped."""
-        if session.pending.get(target) in _STOPPABLE:
+        """Expect no answer to what was stopped; a visit ends, an ATTACH is undone."""
+        if session.pending.get(target) in _STOPPED:
             del session.pending[target]
+        session.visits.discard(target)
+        if session.attach is not None and session.attached_by(target):
+            self._take_attach_back(session, session.attach)
 
     def _answer_for_lost(self, session: Session, message: Message, ask: Ask) -> None:
         if message.kind is Kind.KILL and session.proven:
@@ -811,20 +826,39 @@ class Router(Keeper):
         session = self._reached(client, message, ask)
         if session is None:
             return
-        if session.client and not message.body["steal"]:
-            self._refuse(client, message, errors.SessionOwned())
-            return
-        if session.client:
-            self._rob(session)
-        self._owns(client, session)
+        if not session.attached_by(ask):  # else its answer was lost with a broker
+            if session.client and not message.body["steal"]:
+                self._refuse(client, message, errors.SessionOwned())
+                return
+            robbed = session.client != 0
+            if robbed:
+                self._rob(session)
+            ends = self.ttls.get(session.id)
+            self._owns(client, session, Attach(message.request, ends, robbed))
         self._pass_on(session, message, ask)
 
-    def _owns(self, client: Client, session: Session) -> None:
+    def _owns(
+        self, client: Client, session: Session, attach: Attach | None = None
+    ) -> None:
         self.ttls.pop(session.id, None)
         session.holders.discard(client.id)
-        if session.client != client.id:
-            session.client = client.id
+        before = session.client, session.attach
+        session.client, session.attach = client.id, attach
+        if before != (client.id, attach):
             self._note_owner(session)
+
+    def _take_attach_back(self, session: Session, attach: Attach) -> None:
+        """Leave a session as it was without the ATTACH that its owner has stopped.
+
+        Whoever was robbed was told, so nobody owns it: it lives on if it may.
+        """
+        if not attach.robbed:
+            ends = attach.ends
+            self._orphan(session, None if ends is None else max(0.0, ends - self._now))
+        elif session.stays:
+            self._orphan(session, session.detach_ttl)
+        else:
+            self._end(session)
 
     def _rob(self, session: Session) -> None:
         """Tell an owner that it is none any more, and let go of what it reads."""
@@ -923,6 +957,9 @@ _STOPPABLE: Final = _kinds(
     Kind.OPEN, Kind.RESUME, Kind.READ, Kind.POLL, Kind.EXPECT, Kind.READY
 )
 """Requests that may take long, and that a STOP takes back."""
+
+_STOPPED: Final = _STOPPABLE | {Kind.ATTACH, Kind.VISIT}
+"""What a STOP leaves without an answer."""
 
 _LASTING: Final = _STOPPABLE | {Kind.CLOCK}
 """What a client leaves at a session until it is gone."""

@@ -484,7 +484,12 @@ class Server:
             del self.unsent_forks[:LOT]
             workers = [worker for worker, _ in lot]
             legs = tuple(theirs.fileno() for _, theirs in lot)
-            self.pool.send(Message(Kind.FORK, body={"workers": workers}), fds=legs)
+            try:
+                self.pool.send(Message(Kind.FORK, body={"workers": workers}), fds=legs)
+            except OSError as error:  # no room for more descriptors
+                for worker in workers:
+                    errno = error.errno or 0
+                    self.happen(registry.WorkerGone(worker, errno, proven=True))
             for _, theirs in lot:
                 theirs.close()
         self._watch_writes(self.pool)

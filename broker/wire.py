@@ -446,6 +446,7 @@ SHAPES: Final[Mapping[Kind, Shape]] = {
             "closed": _flag,
             "released": _flag,
             "clients": _list_of(_whole(1)),
+            "used": _seconds(),
         },
         payload=True,
     ),

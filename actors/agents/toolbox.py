@@ -162,9 +162,10 @@ class Toolbox:
         try:
             return await self._tools[name](**values)
         except actors.EngineError as error:
-            raise actors.EngineError(
-                tools.sentence(error, values.get("session_id"))
-            ) from error
+            number = values.get("session_id")
+            if isinstance(error, actors.SessionNotFound):
+                self._sessions.pop(number, None)  # the broker has let go of it
+            raise actors.EngineError(tools.sentence(error, number)) from error
 
     # -- the tools --------------------------------------------------------------
 
@@ -280,19 +281,23 @@ class Toolbox:
     async def _row(self, item: tuple[int, Session]) -> Document | None:
         """Return what is told of a session; None of one that was closed meanwhile."""
         number, session = item
-        with suppress(actors.SessionNotFound, actors.WorkerLost):
+        try:
             now = await session.child.snapshot()
-            return {
-                "session_id": number,
-                "cmd": session.cmd,
-                "workdir": tools.directory(now.cwd),
-                "tty": now.tty is not None,
-                "pid": session.child.pid,
-                "state": "running" if now.status is None else "ended",
-                "wall_time_seconds": round(now.wall_time, 4),
-                **tools.exit_code(now.status),
-            }
-        return None
+        except actors.SessionNotFound:
+            self._sessions.pop(number, None)
+            return None
+        except actors.WorkerLost:  # whoever asks for it next is told
+            return None
+        return {
+            "session_id": number,
+            "cmd": session.cmd,
+            "workdir": tools.directory(now.cwd),
+            "tty": now.tty is not None,
+            "pid": session.child.pid,
+            "state": "running" if now.status is None else "ended",
+            "wall_time_seconds": round(now.wall_time, 4),
+            **tools.exit_code(now.status),
+        }
 
 
 def users_shell() -> str:

@@ -9,7 +9,7 @@ import pytest
 
 import actors
 from broker.wire import Kind
-from tests.helpers import NOT_BLOCKED, alive, eventually, tag, tagged
+from tests.helpers import NOT_BLOCKED, alive, eventually, gone, tag, tagged
 from tests.live.children import (
     HELPER_HOLDS_PIPES,
     REST,
@@ -225,19 +225,45 @@ async def test_s42_closing_the_owner_of_what_stays_ends_nothing(endpoint: str) -
             await left.aclose()
 
 
+async def cancelled_attach(engine: actors.Engine, number: int, **how: bool) -> None:
+    """Attach, and give that up before its answer."""
+    attaching = asyncio.ensure_future(engine.attach(number, **how))
+    await asyncio.sleep(0)
+    attaching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await attaching
+
+
 async def test_s56_a_cancelled_attach_leaves_the_child_without_an_owner(
     endpoint: str,
 ) -> None:
     async with engine_at(endpoint) as engine:
         child = await engine.spawn(program(REST))
         await child.detach()
-        attaching = asyncio.ensure_future(engine.attach(child.id))
-        await asyncio.sleep(0)
-        attaching.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await attaching
+        await cancelled_attach(engine, child.id)
         again = await engine.attach(child.id)
         await again.kill()
+
+
+async def test_a_cancelled_attach_takes_nothing_from_an_owner(endpoint: str) -> None:
+    async with engine_at(endpoint) as engine, engine_at(endpoint) as other:
+        child = await engine.spawn(program(ANSWERS), stdin="pipe")
+        for one in (engine, other):
+            await cancelled_attach(one, child.id)
+        await other.info()
+        assert (await child.snapshot()).owner_alive
+        await child.close_stdin()
+        assert (await child.wait(NOT_BLOCKED)).code == 7
+
+
+async def test_a_cancelled_theft_ends_what_does_not_stay(endpoint: str) -> None:
+    word = tag()
+    async with engine_at(endpoint) as engine, engine_at(endpoint) as other:
+        child = await engine.spawn(program(REST, word))
+        await cancelled_attach(other, child.id, steal=True)
+        await asyncio.to_thread(gone, word)
+        with pytest.raises(actors.SessionOwned):
+            await child.wait(NOT_BLOCKED)
 
 
 async def test_s43_a_private_broker_lets_nothing_stay() -> None:

@@ -475,6 +475,21 @@ async def test_a_command_whose_worker_died_is_told_as_lost() -> None:
         assert (await tool.call("list_sessions"))["sessions"] == []
 
 
+@pytest.mark.parametrize("name", ["write_stdin", "list_sessions"])
+async def test_what_the_broker_let_go_of_cannot_be_named_any_more(name: str) -> None:
+    async with actors.Engine() as engine, engine.scope() as scope:
+        box = toolbox.Toolbox(scope)
+        started = {"cmd": "exec sleep 99", "yield_time_ms": 0}
+        number = (await box.call("exec_command", started)).result["session_id"]
+        await engine._connection().end(number, None, NOT_BLOCKED, release=True)
+        if name == "list_sessions":
+            assert (await box.call(name, None)).result == {"sessions": []}
+        else:
+            with pytest.raises(actors.EngineError):
+                await box.call(name, {"session_id": number})
+        assert box._sessions == {}
+
+
 # -- mistakes ---------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """The broker's loop, held by hand: what it looks at, and what it passes on."""
 
+import errno
 import os
 import select
 import socket
@@ -153,3 +154,19 @@ def test_clients_are_looked_at_again_once_a_backlog_is_sent(
         monkeypatch.setattr(server, "send", lambda *_: None)
         assert server._on_time() == 0.0
         assert server._on_time() > RETRY
+
+
+def test_workers_that_the_pool_cannot_be_asked_for_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ETOOMANYREFS, "too many references")
+
+    rules = Router(1, shared=True, warm=2, capacity=Capacity(9, "files"))
+    with holding(rules) as server, pool_of(server):
+        unsent = [theirs for _, theirs in server.unsent_forks]
+        assert (rules.idle, len(unsent)) == ([1, 2], 2)
+        monkeypatch.setattr(Leg, "send", refuse)
+        server._send_forks()
+        assert (rules.idle, rules.slots, server.legs) == ([], {}, {})
+        assert [theirs.fileno() for theirs in unsent] == [-1, -1]

@@ -5,7 +5,9 @@ import asyncio
 import pytest
 
 import actors
-from broker import cgroup
+from actors.connection import Connection
+from broker import cgroup, errors
+from broker.wire import Kind, Message
 from tests.helpers import tag
 from tests.live.children import REST, program
 
@@ -78,3 +80,30 @@ async def test_a_terminal_has_one_stream_in_statistics() -> None:
         stats = await child.stats()
         assert (stats.stdout.produced, stats.stderr) == (5, None)
         await child.aclose()
+
+
+def let_go(connection: Connection, number: int) -> None:
+    """Have an engine hear that its broker has let go of a session."""
+    code, values = errors.encode(errors.SessionNotFound())
+    body = {"code": code, "values": values}
+    connection._on_push(Message(Kind.ERROR, session=number, body=body))
+
+
+async def test_what_its_broker_let_go_of_is_forgotten_and_its_status_stays() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(["true"])
+        status = await child.wait()
+        let_go(engine._connection(), child.id)
+        assert not engine._connection().records
+        assert await child.wait() == status
+        await child.aclose()
+
+
+async def test_a_run_that_its_broker_let_go_of_has_its_result() -> None:
+    async with actors.Engine() as engine:
+        running = asyncio.ensure_future(engine.run(program(REST, tag())))
+        await one_lives(engine)
+        (number,) = engine._connection().records
+        let_go(engine._connection(), number)
+        await engine.kill([number])
+        assert (await running).status.cause == "killed"

@@ -115,6 +115,17 @@ async def test_the_end_of_a_visit_harms_nothing(endpoint: str) -> None:
         assert alive(child.pid)
 
 
+async def test_a_collected_visit_is_over(endpoint: str) -> None:
+    async with actors.Engine(endpoint) as engine:
+        child = await engine.spawn(program(REST))
+        visited = await engine.visit(child.id)
+        assert list(engine._connection()._visited) == [child.id]
+        del visited
+        await engine.info()
+        assert not engine._connection()._visited
+        assert alive(child.pid)
+
+
 async def test_a_visit_ends_in_its_own_loop_alone(endpoint: str) -> None:
     async with actors.Engine(endpoint) as engine:
         child = await engine.spawn(program(REST))

@@ -2,7 +2,10 @@
 
 from actors.answers import Answers
 from actors.outlet import Ask
-from broker.wire import Kind
+from actors.session import Session
+from actors.settings import Settings
+from actors.spec import Ambient, Spec
+from broker.wire import Kind, Message
 
 ONE, TWO, THREE = Ask(1, 1), Ask(1, 2), Ask(2, 1)
 
@@ -46,3 +49,23 @@ def test_where_nobody_asks_again_nothing_is_remembered() -> None:
     answers.note(ONE, Kind.REPLY, {})
     answers.cut_off([])
     assert answers.known == {}
+
+
+class Ears:
+    """A leg that nobody listens to."""
+
+    def send(self, message: Message) -> None:
+        pass
+
+    def room(self) -> bool:
+        return True
+
+
+def test_what_a_broker_asks_itself_is_not_asked_again() -> None:
+    ambient = Ambient(b"/", {b"PATH": b"/bin"}, 0o022, (), 0, 0)
+    launch = Spec(["x"]).launch(ambient, Settings(), "", "0" * 32)
+    session = Session(1000, 7, launch, Ears(), None, memory=9)
+    for ask in (Ask(0, 1), ONE):
+        session.say(Kind.REPLY, ask, {"receipt": [1, 0, []]})
+    session.answers.cut_off([])
+    assert session.answers.known.keys() == {ONE}

@@ -1,5 +1,6 @@
 """What a record says, and what is none."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -79,6 +80,29 @@ def test_what_cannot_be_written_starts_nothing(tmp_path: Path) -> None:
         read_only.begin(1000, MARK)
     assert failed.value.step == "journal"
     read_only.close()
+
+
+def test_what_could_not_be_written_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space is left")
+
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        record = Journal(str(tmp_path)).open(5, None)
+        with pytest.raises(SpawnFailed) as failed:
+            record.begin(1000, MARK)
+        record.clear()
+    assert (failed.value.errno, failed.value.step) == (errno.ENOSPC, "journal")
+    assert os.listdir("/proc/self/fd") == before
+    record.begin(1001, MARK)
+    entry = parse(text(tmp_path, 5))
+    assert entry is not None
+    assert (entry.session, entry.mark) == (1001, MARK)
+    assert entry.worker == identify(os.getpid())
+    record.close()
 
 
 def test_records_are_removed_one_by_one_and_all_at_once(tmp_path: Path) -> None:

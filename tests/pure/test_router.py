@@ -831,7 +831,9 @@ def test_s6_a_full_broker_evicts_of_the_same_key_and_frees_a_worker() -> None:
     (kill,) = kills(said).values()
     assert kill.body["cause"] == "evicted"
     assert starts(world.push(one, Kind.EXITED, first)) == []
-    assert starts(world.idle(one, first)) == [asked]
+    gone = world.idle(one, first)
+    assert answers(gone) == [(B, Kind.ERROR, 0)]  # behind its end
+    assert starts(gone) == [asked]
 
 
 def test_s6_one_session_may_make_room_at_several_limits(world: World) -> None:
@@ -874,6 +876,27 @@ def test_s4_the_oldest_goes_when_too_many_are_retained(
     shared.now += 2.0
     assert released(shared.happen(Tick())) == made[:1]
     assert len(shared.router.retention) == 3
+
+
+def test_an_owner_is_told_when_its_session_had_to_go(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "RETAINED", 0)
+    session, worker = world.started()
+    world.push(worker, Kind.EXITED, session)
+    world.now += READABLE
+    assert released(world.happen(Tick())) == [worker]
+    (gone,) = world.idle(worker, session)
+    assert isinstance(gone, ToClient)
+    assert (gone.message.session, gone.message.request) == (session, 0)
+    assert isinstance(refusal([gone]), errors.SessionNotFound)
+
+
+def test_an_owner_is_not_told_of_what_it_has_given_up_itself(world: World) -> None:
+    session, worker = world.started()
+    body = {"sessions": [session], "tokens": []}
+    world.ask(A, Kind.DROP, body=body, request=0)
+    assert world.idle(worker, session) == []
 
 
 def test_s4_an_end_that_nobody_was_told_of_is_retained_once_it_was(
@@ -1931,6 +1954,75 @@ def test_s43_the_operator_may_take_over(two: World) -> None:
     assert released(two.happen(ClientGone(OPERATOR))) == [worker]
 
 
+def take_back(world: World, peer: bytes, session: int, attach: int) -> list[Action]:
+    """Stop an ATTACH by its number."""
+    return world.ask(peer, Kind.STOP, session, {"target": attach}, request=0)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("ttl", [None, 60.0])
+def test_an_attach_that_is_taken_back_leaves_a_session_as_it_was(
+    two: World, answered: bool, ttl: float | None
+) -> None:
+    session, worker = two.started(A)
+    two.ask(A, Kind.DETACH, session, {"ttl": ttl})
+    ends = None if ttl is None else two.now + ttl
+    two.now += 1.0
+    asked = two.message(AGAIN, Kind.ATTACH, session, ATTACH)
+    two.happen(FromClient(AGAIN, asked))
+    answer = asked.reply(Kind.REPLY, {"pid": 5}, b"doc")
+    if answered:
+        two.say(worker, answer)
+    assert two.router.next_deadline() is None
+    said = take_back(two, AGAIN, session, asked.request)
+    assert told(said) == [(worker, Kind.STOP)]
+    assert two.router.next_deadline() == ends
+    assert two.router.sessions[session].client == 0
+    assert two.say(worker, answer) == []
+    assert answers(attach(two, A, session)) == [(A, Kind.REPLY, two.last_request)]
+
+
+def test_an_attach_that_was_refused_takes_nothing_back(two: World) -> None:
+    session, worker = two.started(A)
+    assert owned(refusal(two.ask(A, Kind.ATTACH, session, ATTACH)))
+    take_back(two, A, session, two.last_request)
+    assert two.router.sessions[session].client == two.clients[A]
+    attach(two, A, session, STEAL)
+    take_back(two, A, session, 0)  # what it reads, not what it owns
+    assert two.router.sessions[session].client == two.clients[A]
+    assert released(two.happen(ClientGone(A))) == [worker]
+
+
+def test_an_attach_without_a_number_cannot_be_taken_back(two: World) -> None:
+    session, _ = two.started(A)
+    two.ask(AGAIN, Kind.ATTACH, session, STEAL, request=0)
+    take_back(two, AGAIN, session, 0)
+    assert two.router.sessions[session].client == two.clients[AGAIN]
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_theft_that_is_taken_back_drops_what_does_not_stay(
+    two: World, stays: bool
+) -> None:
+    session, worker = two.started(A, detach_ttl=10.0 if stays else None)
+    attach(two, AGAIN, session, STEAL)
+    said = take_back(two, AGAIN, session, two.last_request)
+    assert released(said) == ([] if stays else [worker])
+    if stays:
+        assert two.router.ttls == {session: two.now + 10.0}
+        assert two.router.sessions[session].client == 0
+
+
+def test_what_was_taken_over_since_is_not_taken_back(two: World) -> None:
+    session, _ = two.started(A)
+    two.ask(A, Kind.DETACH, session, NO_TTL)
+    attach(two, AGAIN, session)
+    request = two.last_request
+    attach(two, A, session, STEAL)
+    take_back(two, AGAIN, session, request)
+    assert two.router.sessions[session].client == two.clients[A]
+
+
 # Those who visit
 
 
@@ -1975,6 +2067,31 @@ def test_a_visitor_is_told_of_a_loss(two: World) -> None:
     visit(two, AGAIN, session)
     said = two.happen(WorkerGone(worker, 0, True))
     assert answers(said) == [(A, Kind.ERROR, 0), (AGAIN, Kind.ERROR, 0)]
+
+
+def test_a_visitor_that_has_left_is_told_of_nothing(two: World) -> None:
+    session, worker = two.started(A)
+    two.ask(A, Kind.DETACH, session, NO_TTL)
+    visit(two, AGAIN, session)
+    first = two.last_request
+    visit(two, AGAIN, session)
+    second = two.last_request
+    take_back(two, AGAIN, session, first)
+    assert two.router.sessions[session].visitors == {two.clients[AGAIN]}
+    take_back(two, AGAIN, session, second)
+    assert two.push(worker, Kind.EXITED, session) == []
+    assert not two.router.sessions[session].reported
+
+
+def test_a_visit_that_is_stopped_before_its_answer_tells_nothing(two: World) -> None:
+    session, worker = two.started(A)
+    two.ask(A, Kind.DETACH, session, NO_TTL)
+    two.push(worker, Kind.EXITED, session)
+    asked = two.message(AGAIN, Kind.VISIT, session)
+    two.happen(FromClient(AGAIN, asked))
+    take_back(two, AGAIN, session, asked.request)
+    assert two.say(worker, asked.reply(Kind.REPLY, {"pid": 5}, b"doc")) == []
+    assert not two.router.sessions[session].reported
 
 
 def test_a_foreign_session_cannot_be_visited(two: World) -> None:
@@ -2248,6 +2365,21 @@ def test_a_lease_that_runs_out_drops_everything() -> None:
     assert released(world.happen(Tick())) == [worker]
 
 
+@pytest.mark.parametrize("stays", [{"kill_on_drop": False}, {"detach_ttl": 90.0}])
+def test_whose_lease_runs_out_is_told_of_what_it_owns_no_more(stays: Any) -> None:
+    world = World(shared=True)
+    world.hello(A, lease=10.0)
+    session, _ = world.started(A, **stays)
+    ended, worker = world.started(A, token="u")
+    world.now += 10.0
+    (loss,) = [a for a in world.happen(Tick()) if isinstance(a, ToClient)]
+    assert owned(refusal([loss]))
+    assert (loss.message.session, loss.message.request) == (session, 0)
+    assert answers(world.idle(worker, ended)) == [(A, Kind.ERROR, 0)]
+    world.now += 10.0
+    assert answers(world.happen(Tick())) == []
+
+
 def test_what_a_dead_lease_starts_from_its_queue_is_dropped_too() -> None:
     world = World()
     world.hello(A, lease=10.0)
@@ -2283,9 +2415,36 @@ def test_a_worker_that_does_not_answer_a_kill_is_condemned(world: World) -> None
     assert world.router.next_deadline() is None
     world.ask(A, Kind.KILL, session, KILL | {"grace": 2.0, "timeout": 3.0})
     assert world.router.next_deadline() == 55.0 + HUNG_MARGIN
-    world.ask(A, Kind.KILL, session, KILL | {"timeout": 1.0})
+    world.ask(A, Kind.KILL, session, KILL | {"timeout": 9.0})
     world.now = 55.0 + HUNG_MARGIN
     assert world.happen(Tick()) == [Condemn(worker)]
+    assert world.router.next_deadline() is None
+
+
+def test_each_kill_is_to_be_answered_in_its_own_time(world: World) -> None:
+    session, worker = world.started()
+    patient = world.message(A, Kind.KILL, session, KILL | {"grace": 3600.0})
+    world.happen(FromClient(A, patient))
+    hasty = world.message(A, Kind.KILL, session, KILL | {"timeout": 1.0})
+    world.happen(FromClient(A, hasty))
+    assert world.router.next_deadline() == 51.0 + HUNG_MARGIN
+    survivor = {"receipt": [1, 0, [[5, "D"]]]}
+    world.say(worker, hasty.reply(Kind.REPLY, survivor))
+    assert world.router.next_deadline() == 3655.0 + HUNG_MARGIN
+    world.happen(ClientGone(A))
+    assert world.router.next_deadline() == 55.0 + HUNG_MARGIN
+
+
+def test_the_time_of_a_kill_begins_when_its_worker_has_started(world: World) -> None:
+    session, worker, start = world.spawn()
+    kill = world.message(A, Kind.KILL, session)
+    world.happen(FromClient(A, kill))
+    assert world.router.next_deadline() == 50.0 + START_TIMEOUT
+    world.now += 20.0
+    world.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+    assert world.router.next_deadline() == 75.0 + HUNG_MARGIN
+    world.say(worker, kill.reply(Kind.REPLY, {"receipt": [1, 1, []]}))
+    assert world.router.next_deadline() is None
 
 
 def test_a_worker_that_answers_its_last_kill_is_not_waited_for(world: World) -> None:
@@ -2297,6 +2456,42 @@ def test_a_worker_that_answers_its_last_kill_is_not_waited_for(world: World) -> 
         assert world.router.next_deadline() is not None
         world.say(worker, message.reply(Kind.REPLY, {"receipt": [1, 1, []]}))
     assert world.router.next_deadline() is None
+
+
+def killed_by_one_that_is_gone(two: World, session: int) -> Message:
+    """Have a kill be asked by a client that is gone before the answer."""
+    kill = two.message(AGAIN, Kind.KILL, session, KILL | {"grace": 9.0})
+    two.happen(FromClient(AGAIN, kill))
+    two.happen(ClientGone(AGAIN))
+    return kill
+
+
+def test_a_worker_that_answers_a_kill_of_one_that_is_gone_is_not_waited_for(
+    two: World,
+) -> None:
+    session, worker = two.started(A)
+    kill = killed_by_one_that_is_gone(two, session)
+    two.push(worker, Kind.EXITED, session)
+    assert two.router.due.keys() == {session}
+    assert two.say(worker, kill.reply(Kind.REPLY, {"receipt": [1, 1, []]})) == []
+    assert two.router.due == {}
+
+
+def test_a_worker_that_starts_and_then_stands_still_is_late_for_one_that_is_gone(
+    two: World,
+) -> None:
+    session, worker, start = two.spawn(A)
+    killed_by_one_that_is_gone(two, session)
+    two.say(worker, start.reply(Kind.REPLY, {"pid": 5}))
+    assert two.router.due.keys() == {session}
+
+
+def test_a_kill_that_wants_no_answer_is_not_waited_for(world: World) -> None:
+    session, worker = world.started()
+    assert told(world.ask(A, Kind.KILL, session, request=0)) == [(worker, Kind.KILL)]
+    assert world.router.next_deadline() is None
+    world.ask(A, Kind.KILL, session, RELEASE, request=0)
+    assert world.router.next_deadline() == 55.0 + HUNG_MARGIN
 
 
 def test_a_worker_that_does_not_go_idle_is_condemned(world: World) -> None:
@@ -2658,6 +2853,24 @@ class Traffic(RuleBasedStateMachine):
         number = one_of(self.router.sessions, session)
         self.ask(peer, Kind.ATTACH, number, {"steal": steal})
 
+    def attached(self) -> list[tuple[int, registry.Ask]]:
+        return [
+            (session.id, registry.Ask(session.client, session.attach.request))
+            for session in self.router.sessions.values()
+            if session.attach is not None and session.client in self.router.peers
+        ]
+
+    @precondition(lambda self: self.attached())
+    @rule(which=anyone)
+    def client_takes_an_attach_back(self, which: int) -> None:
+        number, target = one_of(self.attached(), which)
+        self.excused.add(target)
+        peer = self.router.peers[target.client]
+        self.ask(peer, Kind.STOP, number, {"target": target.request})
+        session = self.router.sessions.get(number)
+        if session is not None and not session.client:
+            self.orphans.add(number)
+
     @precondition(lambda self: self.clients and self.router.sessions)
     @rule(which=anyone, session=anyone, ttl=st.sampled_from([None, 5.0]))
     def client_detaches(self, which: int, session: int, ttl: float | None) -> None:
@@ -2928,16 +3141,19 @@ class Traffic(RuleBasedStateMachine):
                 if ask.client == 0:
                     assert session.id in self.router.batches[ask.request].missing
                     continue
-                assert ask.client in self.router.peers or kind is Kind.SPAWN
+                lasts = kind in (Kind.SPAWN, Kind.KILL)
+                assert ask.client in self.router.peers or lasts
                 assert self.answered[ask] == 0
 
     @invariant()
-    def whoever_must_answer_has_a_deadline(self) -> None:
-        for session in self.router.sessions.values():
-            must = {Kind.SPAWN, Kind.KILL} & set(session.pending.values())
-            if must or session.state is State.LEAVING:
-                assert session.id in self.router.due
-        assert self.router.due.keys() <= self.router.sessions.keys()
+    def whoever_must_answer_has_a_deadline_and_nobody_else(self) -> None:
+        must = {
+            session.id
+            for session in self.router.sessions.values()
+            if {Kind.SPAWN, Kind.KILL} & set(session.pending.values())
+            or session.state is State.LEAVING
+        }
+        assert self.router.due.keys() == must
 
     @invariant()
     def whoever_waits_has_a_client_a_deadline_and_no_room(self) -> None:
@@ -3009,6 +3225,7 @@ FACTS: dict[str, Any] = {
     "closed": False,
     "released": False,
     "clients": [],
+    "used": 49.0,
 }
 
 
@@ -3072,7 +3289,9 @@ class Lost(World):
         return self.ask(peer, Kind.CLAIM, body=body, request=0)
 
     def visits(self, *sessions: int, peer: bytes) -> list[Action]:
-        body = {"sessions": [], "visits": list(sessions)}
+        """Claim visits, each of which had the number 501."""
+        pairs = [number for session in sessions for number in (session, 501)]
+        body = {"sessions": [], "visits": pairs}
         return self.ask(peer, Kind.CLAIM, body=body, request=0)
 
 
@@ -3361,6 +3580,16 @@ def test_s46_an_owner_that_is_back_hears_of_the_end_that_it_missed(lost: Lost) -
     assert lost.router.sessions[session].reported
 
 
+def test_info_has_no_stage_of_what_a_lost_broker_did(lost: Lost) -> None:
+    session, worker = lost.taken_over(status=[0])
+    lost.back()
+    lost.idle(worker, session)
+    (action,) = lost.ask(A, Kind.INFO)
+    assert isinstance(action, ToClient)
+    stages = unpack(action.message.payload or b"")
+    assert [stage for stage, rows in stages.items() if rows] == ["spawned", "exit_seen"]
+
+
 def test_s46_a_child_that_ended_may_still_be_written_by_others(lost: Lost) -> None:
     session, worker = lost.taken_over(status=[0])
     assert lost.state(session) is State.EXITED
@@ -3404,6 +3633,14 @@ def test_s46_a_visitor_that_is_back_hears_of_the_end(lost: Lost) -> None:
     assert answers(told) == [(B, Kind.EXITED, 0), (A, Kind.EXITED, 0)]
 
 
+def test_a_visitor_that_was_back_and_has_left_is_told_of_nothing(lost: Lost) -> None:
+    session, worker = lost.taken_over()
+    lost.hello(B)
+    lost.visits(session, peer=B)
+    take_back(lost, B, session, 501)
+    assert lost.push(worker, Kind.EXITED, session) == []
+
+
 def test_s46_a_visitor_that_is_back_hears_of_what_it_missed(lost: Lost) -> None:
     session, _ = lost.taken_over(status=[0])
     lost.hello(B)
@@ -3413,6 +3650,28 @@ def test_s46_a_visitor_that_is_back_hears_of_what_it_missed(lost: Lost) -> None:
     assert answers([told]) == [(B, Kind.ERROR, 0)]
     lost.hello(AGAIN, OTHER)
     assert answers(lost.visits(session, peer=AGAIN)) == [(AGAIN, Kind.ERROR, 0)]
+
+
+def test_whoever_is_back_hears_of_a_worker_that_was_lost_meanwhile(lost: Lost) -> None:
+    session, worker = lost.taken_over()
+    assert answers(lost.happen(WorkerGone(worker, 0, True))) == []
+    lost.back()
+    lost.hello(B)
+    for said in (lost.claim(session), lost.visits(session, peer=B)):
+        assert isinstance(refusal(said), errors.WorkerLost)
+
+
+@pytest.mark.parametrize("how", ["lost", "leaving"])
+def test_an_end_told_late_retains_nothing_that_is_not_there(
+    lost: Lost, how: str
+) -> None:
+    facts = {"status": [0], "released": how == "leaving"}
+    session, worker = lost.taken_over(**facts)
+    if how == "lost":
+        lost.happen(WorkerGone(worker, 0, True))
+    lost.back()
+    assert answers(lost.claim(session)) == [(A, Kind.EXITED, 0)]
+    assert len(lost.router.retention) == 0
 
 
 def test_s46_a_lost_session_answers_as_one_and_can_be_closed(lost: Lost) -> None:
@@ -3440,6 +3699,42 @@ def test_s46_an_owner_may_be_robbed_before_it_is_back(lost: Lost) -> None:
     (robbed,) = lost.claim(session)
     assert isinstance(robbed, ToClient)
     assert robbed.message.body["code"] == errors.SessionOwned.code
+
+
+def test_an_attach_may_be_taken_back_at_the_next_broker(lost: Lost) -> None:
+    session, worker = lost.started()
+    lost.ask(A, Kind.DETACH, session, {"ttl": 60.0})
+    ends = lost.now + 60.0
+    lost.ask(A, Kind.ATTACH, session, ATTACH)
+    request = lost.last_request
+    lost.next(worker)
+    lost.register(worker, session)
+    assert lost.router.ttls == {}
+    lost.back()
+    take_back(lost, A, session, request)
+    assert lost.router.ttls == {session: ends}
+    assert lost.router.sessions[session].client == 0
+
+
+def test_an_attach_whose_answer_was_lost_with_a_broker_is_granted_again(
+    lost: Lost,
+) -> None:
+    session, worker = lost.started()
+    lost.ask(A, Kind.DETACH, session, NO_TTL)
+    lost.ask(A, Kind.ATTACH, session, ATTACH)
+    request = lost.last_request
+    lost.next(worker)
+    lost.register(worker, session)
+    lost.back()
+    asked = lost.ask(A, Kind.ATTACH, session, ATTACH, request=request)
+    assert told(asked) == [(worker, Kind.ATTACH)]
+    other = lost.ask(A, Kind.ATTACH, session, ATTACH)
+    assert owned(refusal(other))
+
+
+def test_the_next_broker_knows_when_a_session_was_used_last(lost: Lost) -> None:
+    session, _ = lost.taken_over(used=49.5)
+    assert lost.router.sessions[session].used == 49.5
 
 
 def test_s46_the_worker_remembers_who_owns_its_session(lost: Lost) -> None:

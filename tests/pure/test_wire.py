@@ -138,6 +138,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "started": seconds,
     "stdin": st.booleans(),
     "clients": st.lists(positive, max_size=5),
+    "used": seconds,
     "pid": positive,
     "place": whole,
 }
