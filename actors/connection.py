@@ -404,6 +404,11 @@ class Connection:
         """Return the timeouts that a pause of this scope stops; without one, none."""
         return self.timeouts.get(scope or "", Timeouts())
 
+    def _go_on(self, record: Record) -> None:
+        """Let the clock of a session go on that its scope gives up."""
+        if record.scope in self.paused:
+            self._tell_clock(record, paused=False)
+
     def _tell_clock(self, record: Record, *, paused: bool) -> None:
         if self.link.lost is None:
             self.link.tell(Kind.CLOCK, record.id, {"paused": paused})
@@ -473,6 +478,7 @@ class Connection:
 
     async def detach(self, record: Record, ttl: float | None) -> None:
         """Let a session live on without an owner; see `Child.detach`."""
+        self._go_on(record)
         record.released = True  # first: whatever comes now must not end it
         asked = self.link.ask(Kind.DETACH, record.id, {"ttl": ttl})
 
@@ -535,6 +541,7 @@ class Connection:
         """Give a session up without waiting: unless it stays, its tree is killed."""
         if record.stays:
             let_go(self.link, record)
+            self._go_on(record)
         record.released = True
         self.forget(record)
         if self.link.lost is None:

@@ -283,7 +283,8 @@ class Scope:
         if self._guard is not None:
             self._guard.cancel()
         self._on_close(self.name)
-        self._connection.paused.discard(self.name)
+        if self.name in self._connection.paused:  # what stays goes on
+            self._connection.pause(self.name, paused=False)
         scratch = self._connection.scratches.leave(self.name)
         self._connection.rooms.pop(self.name, None)
         self._connection.timeouts.pop(self.name, None)
