@@ -117,6 +117,8 @@ async def run_spec(
 
 def _let_go(connection: Connection, record: Record, capture: Capture) -> None:
     capture.stop()
+    if record.released:  # by its scope, or it is another handle's by now
+        return
     if capture.status is None:
         connection.drop(record)  # it did not come to its end, which releases it
     else:

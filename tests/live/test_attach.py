@@ -201,6 +201,21 @@ async def test_s43_an_engine_may_rob_its_own_handle(endpoint: str) -> None:
         await mine.aclose()
 
 
+async def test_an_engine_that_robs_a_run_of_its_own_keeps_the_child(
+    endpoint: str,
+) -> None:
+    async with engine_at(endpoint) as engine:
+        running = asyncio.ensure_future(engine.run(program(REST)))
+        while not (found := await engine.children()):
+            await asyncio.sleep(0)
+        mine = await engine.attach(found[0].id, steal=True)
+        with pytest.raises(actors.SessionOwned):
+            await running
+        assert (await mine.snapshot()).status is None
+        await until(mine, b"ready\n")
+        await mine.aclose()
+
+
 async def test_s43_a_foreign_child_cannot_be_attached(endpoint: str) -> None:
     async with engine_at(endpoint) as engine, actors.Engine(endpoint) as foreign:
         child = await engine.spawn(program(REST), detach_ttl=100.0)
