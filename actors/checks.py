@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from broker.errors import InvalidRequest
-from broker.wire import MAX_FDS, MAX_TOKEN
+from broker.wire import MAX_FDS, MAX_PAYLOAD, MAX_TOKEN
 
 # Up to here a float holds every whole number. Anything larger is a mistake, and would
 # change as soon as some peer computes with it.
@@ -240,6 +240,7 @@ _number = whole(3, 2**31 - 1)  # 0, 1 and 2 are the child's own streams
 limit = whole(-1, RLIMIT_MOST)
 cell_count = whole(1, 65535)
 size = whole(1)
+chunk = whole(1, MAX_PAYLOAD)  # what a worker cannot send would end it
 nice = whole(-20, 19)
 oom_score_adj = whole(-1000, 1000)
 policy = choice("tail", "head_tail", "block")

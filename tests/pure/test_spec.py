@@ -225,6 +225,13 @@ def test_settings_are_checked_beside_each_other() -> None:
     refused("settings.lease_renewal", lambda: Settings(lease=1, lease_renewal=1))
 
 
+def test_a_chunk_is_no_larger_than_the_wire_takes() -> None:
+    most = wire.MAX_PAYLOAD
+    assert launch(["x"], settings=Settings(chunk=most)).chunk == most
+    wide: dict[str, Any] = {"chunk": most + 1, "window_bytes": 2 * most}
+    refused("settings.chunk", lambda: Settings(**wide))
+
+
 # --- the command ---------------------------------------------------------------------
 
 
@@ -634,7 +641,7 @@ orders = st.builds(
     kill_timeout=some_seconds,
     kill_on_drop=st.booleans(),
     quiet=some_seconds,
-    chunk=sizes,
+    chunk=st.integers(1, wire.MAX_PAYLOAD),
     stdin_queue=sizes,
     metadata=rows(texts, texts),
     authority=st.none() | texts,
@@ -727,6 +734,7 @@ def test_an_order_with_a_field_missing_is_refused(name: Any) -> None:
         ("rlimits", [[1, 2]]),
         ("rlimits", [[1, 2, -2]]),
         ("umask", 0o1000),
+        ("chunk", wire.MAX_PAYLOAD + 1),
         ("stdin", "x"),
         ("pass_fds", [1]),
         ("metadata", [["a", b"b"]]),
