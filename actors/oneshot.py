@@ -181,12 +181,13 @@ async def _await_capture(
         if capture.closed.done():
             return
         try:
-            await child.terminate(grace)
+            receipt = await child.terminate(grace)
         except errors.SessionNotFound:  # its own end was faster, or its owner's
             await capture.closed
             return
-        with suppress(errors.EngineError):
-            await capture.closed
+        if not receipt.survivors:  # else its end may never come
+            with suppress(errors.EngineError):
+                await capture.closed
         if capture.refused is not None:
             return
         raise TimedOut(
