@@ -117,6 +117,9 @@ async def run_spec(
 
 def _let_go(connection: Connection, record: Record, capture: Capture) -> None:
     capture.stop()
+    if capture.status is None and record.stays:
+        # It goes on, and what nobody takes any more would hold it back.
+        connection.link.take_back(record.id, capture.request)
     if record.released:  # by its scope, or it is another handle's by now
         return
     if capture.status is None:
