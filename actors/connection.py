@@ -5,6 +5,7 @@ import os
 import weakref
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 from actors.ambient import Surroundings
@@ -63,7 +64,7 @@ class Connection:
             weakref.WeakValueDictionary()
         )
         self._watching: weakref.WeakSet[LifecycleStream] = weakref.WeakSet()
-        self._starting: dict[str, str | None] = {}
+        self._starting: dict[int, tuple[str, str | None]] = {}
         self.shared = endpoint is not None
         self._endpoint = endpoint
         self._owner = owner
@@ -293,6 +294,7 @@ class Connection:
 
         def adopt(reply: Message) -> None:
             record = self._adopt(reply, launch, scope)
+            record.token = token
             record.stays = not spec.kill_on_drop or spec.detach_ttl is not None
             adopted.append(record)
             if capture is not None:
@@ -311,18 +313,36 @@ class Connection:
             first=adopt,
             fds=launch.pass_fds,
         )
-        self._starting[token] = scope
+        self._starting[request] = token, scope
         try:
-            await asked
+            await asyncio.shield(asked)
         except asyncio.CancelledError:
-            for record in adopted:
-                self.forget(record)
-            if self.link.lost is None:
-                self.link.tell(Kind.DROP, body={"sessions": [], "tokens": [token]})
+            del self._starting[request]
+            shared = self._shared(token)
+            if shared and capture is not None:  # others may hear of the end by it
+                capture.leave()
+                asked.add_done_callback(partial(_leave, capture, adopted))
+            else:
+                asked.cancel()
+            if not shared:
+                self._take_back(token)
             raise
         finally:
-            self._starting.pop(token, None)
+            self._starting.pop(request, None)
         return adopted[0]
+
+    def _shared(self, token: str) -> bool:
+        """Return whether others have the child of this token, or start it as well."""
+        starting = any(known == token for known, _ in self._starting.values())
+        records = self.records.values()
+        return starting or any(r.token == token and r.handles for r in records)
+
+    def _take_back(self, token: str) -> None:
+        """Have a start that nobody waits for any more leave no child."""
+        for record in [r for r in self.records.values() if r.token == token]:
+            self.forget(record)
+        if self.link.lost is None:
+            self.link.tell(Kind.DROP, body={"sessions": [], "tokens": [token]})
 
     async def _pass_fds(self, request: int, fds: tuple[int, ...]) -> None:
         for fd in fds:
@@ -347,11 +367,14 @@ class Connection:
         }
 
     def cancel_starts(self, scope: str) -> None:
-        """Take back the spawns of a scope that are not answered yet.
+        """Take back the spawns of a scope that are unanswered, and of nobody else.
 
         One that waits for room would otherwise outlive its owner.
         """
-        tokens = [token for token, name in self._starting.items() if name == scope]
+        starting = self._starting.values()
+        kept = {token for token, name in starting if name != scope}
+        kept |= {r.token for r in self.records.values() if r.handles}
+        tokens = [t for t, name in starting if name == scope and t not in kept]
         for at in range(0, len(tokens), TOKENS_A_DROP):
             if self.link.lost is None:
                 body = {"sessions": [], "tokens": tokens[at : at + TOKENS_A_DROP]}
@@ -637,6 +660,16 @@ def _attached(reply: Message) -> Record:
     if document["status"] is not None:
         record.end(ExitStatus.from_wire(document["status"]))
     return record
+
+
+def _leave(
+    capture: Capture, adopted: list[Record], asked: "asyncio.Future[Message]"
+) -> None:
+    """Leave the capture of a start that was given up to the others of its child."""
+    if _failed(asked):
+        capture.stop()
+    else:
+        capture.leave_to(adopted[0])
 
 
 def _failed(asked: "asyncio.Future[Message]") -> bool:

@@ -81,7 +81,8 @@ async def run_spec(
     try:
         record = await connection.start(spec, scope, capture)
     except BaseException:
-        capture.stop()
+        if not capture.left:
+            capture.stop()
         raise
     record.handles += 1  # others of its request id may own it as well
     feeding = None

@@ -75,9 +75,11 @@ class Scope:
         self._check()
         record = await self._connection.start(Spec(argv, **options), self.name)
         if self._closed:
-            if not record.released:
+            if not (record.released or record.handles):  # others may have it too
                 await self._connection.release(record)
             raise errors.SessionNotFound(f"the scope {self.name!r} closed meanwhile")
+        if record.scope == self.name:
+            record.handles += 1  # the scope's own, until it closes
         return Child(self._connection, record, owned=False)
 
     async def run(

@@ -372,6 +372,7 @@ class Capture:
     Attributes:
         session: the number, once it is known.
         refused: what `into` raised; then the capture is closed before its end.
+        left: whether nobody waits for it any more, but for what it tells of the end.
     """
 
     def __init__(
@@ -399,6 +400,7 @@ class Capture:
         self._credit: Credit | None = None
         self._arena: Mapped | None = None
         self.exceeded = False
+        self.left = False
         self.lost = 0
         self.status: ExitStatus | None = None
         self.changes: tuple[tuple[Change, ...], bool] = (), False
@@ -430,13 +432,19 @@ class Capture:
         if self.closed.done() and not self.closed.cancelled():
             self.closed.exception()
 
-    def leave_to(self, record: Record) -> None:
-        """Keep nothing more: others of the session are told of its end by `record`.
+    def leave(self) -> None:
+        """Keep nothing more: others of the session go on, to hear of its end by this.
 
         Until then its output is drained as before, or it would hold the child back.
         """
-        self._heir, self._limit, self._into = record, 0, None
+        self.left, self._limit, self._into = True, 0, None
         self._parts = {stream: [] for stream in STREAMS}
+        self.closed.cancel()
+
+    def leave_to(self, record: Record) -> None:
+        """Leave it to the others of a session: they are told of its end by `record`."""
+        self.leave()
+        self._heir = record
         if self.status is not None:
             record.end(self.status)
 
