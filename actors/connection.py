@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from actors.embedded import Embedded
     from actors.writing import Inflow
 
-TOKENS_A_DROP: Final = 100
-"""Spawns named by one DROP."""
+TOKENS_A_DROP: Final = 30
+"""Spawns named by one DROP: those of the longest tokens fit, 128 times 4 bytes each."""
 CLOSE_MARGIN: Final = 1.0
 """Seconds beyond the time to kill that a broker may take to answer a closing engine."""
 

@@ -71,6 +71,23 @@ async def test_s5_what_waits_for_room_never_outlives_its_scope() -> None:
         assert await engine.children() == []
 
 
+async def test_a_scope_closes_though_long_names_wait_for_room_in_it() -> None:
+    async with actors.Engine() as engine:
+        scope = engine.scope(capacity=1, queue=NOT_BLOCKED)
+        first = await scope.spawn(program(REST))
+        names = [125 * "\N{GRINNING FACE}" + f"{number:03}" for number in range(100)]
+        waiting = [
+            asyncio.ensure_future(scope.spawn(["true"], request_id=name))
+            for name in names
+        ]
+        await arrived(first)
+        assert await scope.aclose() == 1
+        for spawn in waiting:
+            with pytest.raises(actors.SessionNotFound):
+                await spawn
+        assert (await engine.info()).counts["waiting"] == 0
+
+
 async def test_s56_a_cancelled_spawn_gives_its_place_up() -> None:
     async with actors.Engine() as engine, engine.scope(capacity=1) as scope:
         first = await scope.spawn(program(REST))
