@@ -268,8 +268,9 @@ class Scope:
 
         Those that outlive an owner (`kill_on_drop=False`, `detach_ttl`) only lose it.
 
-        Then the scratch directory is removed, if there is one. Cancelling this stops
-        the waiting, not the closing; a second call waits for it as well.
+        Then the scratch directory is removed, unless one of these children lives on in
+        it. Cancelling this stops the waiting, not the closing; a second call waits for
+        it as well.
 
         Raises:
             ExceptionGroup: what failed, each with a note that names its session, or
@@ -308,7 +309,8 @@ class Scope:
             if isinstance(result, Exception):
                 result.add_note(f"while closing session {record.id} {record.argv!r}")
                 failed.append(result)
-        if scratch is not None and failed:
+        stay = any(record.stays for record in owned)
+        if scratch is not None and (failed or stay):
             self._connection.scratches.keep(scratch)
         elif scratch is not None:
             try:
