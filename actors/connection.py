@@ -590,15 +590,16 @@ class Connection:
         return KillReceipt.from_wire(reply.body["receipt"])
 
     async def kill_many(self, ids: list[int]) -> list[KillReceipt | errors.EngineError]:
-        """End many sessions; see `Engine.kill`."""
+        """End many sessions; see `Engine.kill`. It goes on when it is cancelled."""
         parts = [ids[at : at + MAX_IDS] for at in range(0, len(ids), MAX_IDS)]
         body = {"timeout": self.settings.kill_many_timeout}
-        replies = await asyncio.gather(
-            *(
-                self.link.ask(Kind.KILL_MANY, body={**body, "sessions": part})
-                for part in parts
-            )
-        )
+        asked = [
+            self.link.ask(Kind.KILL_MANY, body={**body, "sessions": part})
+            for part in parts
+        ]
+        for one in asked:
+            one.add_done_callback(_failed)
+        replies = await asyncio.gather(*(asyncio.shield(one) for one in asked))
         answers = [item for r in replies for item in unpack(r.payload or b"")]
         return [_receipt(answer) for answer in answers]
 
