@@ -553,7 +553,7 @@ class Reader:
             wait: seconds to wait for the first byte; 0: what is there now.
 
         Raises:
-            InvalidRequest: a bound is out of range.
+            InvalidRequest: a bound is out of range, or the reader was closed.
             WorkerLost: the worker died with what it had not yet sent.
         """
         check_caller(self._record.process, self._link.loop)
@@ -563,10 +563,10 @@ class Reader:
             return await self._read(max_bytes, wait)
 
     async def _read(self, max_bytes: int, wait: float) -> Piece:
-        if not self._finalizer.alive:
-            raise errors.InvalidRequest("reader", "is closed: make another one")
+        self._check_open()
         if self._offset is None:
             self._offset = await self._newest()
+            self._check_open()  # a read would hold the log again, for nobody
         request = self._link.number()
         future = self._ask(request, wait, min(max_bytes, LARGEST_READ))
         try:
@@ -584,6 +584,10 @@ class Reader:
             found["gap"],
             found["eof"],
         )
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise errors.InvalidRequest("reader", "is closed: make another one")
 
     async def _newest(self) -> int:
         """Return where the stream ended when this was asked first, cancelled or not.
