@@ -293,7 +293,8 @@ class Engine:
     ) -> "list[Service]":
         """Return several services, started one after the other, in this order.
 
-        If one fails, those before it are closed again, the last one first.
+        If one fails, those before it are closed again, the last one first; that goes on
+        when this is cancelled.
 
         Args:
             specs: what they are.

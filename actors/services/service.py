@@ -17,7 +17,7 @@ from actors.services.running import Running, taken_back
 from actors.services.spec import ServiceSpec
 from broker import errors
 
-__all__ = ["Service", "Services"]
+__all__ = ["Service", "Services", "close_all", "specs_of"]
 
 
 class Service:
@@ -198,11 +198,8 @@ class Services:
                 service = await self.get(spec, cancel)
                 got.append(service)
         except BaseException as first:
-            for service in reversed(got):
-                try:
-                    await asyncio.shield(service.aclose())
-                except errors.EngineError as later:
-                    add(first, later)
+            for later in await close_all(got):
+                add(first, later)
             raise
         return got
 
@@ -228,6 +225,24 @@ class Services:
         ]
         if failed:
             raise ExceptionGroup("closing the services", failed)
+
+
+async def close_all(services: list[Service]) -> list[errors.EngineError]:
+    """Close services, the last one first; return what failed of that.
+
+    It goes on when the caller is cancelled.
+    """
+    return await asyncio.shield(asyncio.ensure_future(_close_each(services)))
+
+
+async def _close_each(services: list[Service]) -> list[errors.EngineError]:
+    failed = []
+    for service in reversed(services):
+        try:
+            await service.aclose()
+        except errors.EngineError as failure:
+            failed.append(failure)
+    return failed
 
 
 def specs_of(specs: object) -> list[Any]:

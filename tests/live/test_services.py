@@ -180,6 +180,34 @@ async def test_s47_if_one_of_several_fails_those_before_it_are_stopped(
     assert "code 7" in message
 
 
+async def test_s47_the_clean_up_of_several_goes_on_when_it_is_cancelled(
+    opened: Opened, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    helpers = []
+    for name, start, stop in (
+        ("one", STAYS, ""),
+        ("two", STAYS, f"read x <{go}"),
+        ("three", "exit 3", ""),
+    ):
+        (tmp_path / name).mkdir()
+        helpers.append(Helper(tmp_path / name, start, stop))
+    one, two, _ = helpers
+    async with opened() as engine:
+        specs = [helper.spec(helper.directory.name) for helper in helpers]
+        starting = asyncio.ensure_future(engine.services(specs))
+        await asyncio.to_thread(eventually, lambda: "stopped" in two.said())
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert one.said() == ["started"]
+        await asyncio.to_thread(go.write_text, "now\n")
+        await asyncio.to_thread(
+            eventually, lambda: one.said() == ["started", "stopped"]
+        )
+
+
 # --- the start -----------------------------------------------------------------------
 
 
