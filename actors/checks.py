@@ -16,6 +16,8 @@ from broker.wire import MAX_FDS, MAX_PAYLOAD, MAX_TOKEN
 MOST = 2**53
 # What setrlimit and the wire can carry; -1 is "no limit", as in `resource`.
 RLIMIT_MOST = 2**63 - 1
+MOST_PAIRS = 4096
+"""Pairs of metadata: a snapshot tells them in one map, and the wire takes no larger."""
 
 _MARK = re.compile(rb"[0-9a-f]{32}")
 
@@ -203,8 +205,11 @@ def stdin(name: str, value: object) -> None:
 
 
 def metadata(name: str, value: object) -> None:
-    """Refuse what is no pairs of texts."""
-    for cell in cells(name, value, 2, str):
+    """Refuse what is no pairs of texts, or too many."""
+    found = cells(name, value, 2, str)
+    if len(found) > 2 * MOST_PAIRS:
+        raise InvalidRequest(name, f"must be at most {MOST_PAIRS} pairs")
+    for cell in found:
         text(name, cell)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from actors import checks
 from actors.launch import Launch
 from actors.settings import Limits, OutputPolicy, Settings, TtySize, Watch
 from actors.spec import AGENT_ENV, Ambient, Spec
@@ -582,6 +583,14 @@ def test_what_is_changed_after_the_request_changes_nothing() -> None:
     assert order.pass_fds == (3,)
     assert order.metadata == (("k", "v"),)
     assert spec.observe == (b"d",)
+
+
+def test_metadata_has_no_more_pairs_than_a_snapshot_tells() -> None:
+    notes = {str(number): "" for number in range(checks.MOST_PAIRS)}
+    order = launch(["x"], metadata=notes)
+    assert wire.unpack(wire.pack(dict(order.metadata))) == notes
+    assert Launch.from_wire(order.to_wire()) == order
+    refused("metadata", lambda: Spec(["x"], metadata={**notes, "more": ""}))
 
 
 # --- the order on the wire -----------------------------------------------------------
