@@ -15,8 +15,8 @@ and of an earlier stop command, runs the stop command, notes its end, and remove
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from actors.aside import aside
@@ -47,7 +47,7 @@ class Running:
         self.environment: dict[str, str] = {}
         self._connection = connection
         self._life = ServiceLife()
-        self._calls = 0
+        self._calls: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._unused = asyncio.Event()
@@ -115,22 +115,36 @@ class Running:
             self._why = why
             self._unused.set()
 
-    def call(self) -> "_Call":
-        """Count a call for a block.
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Count a call while its block runs.
 
         Raises:
-            ServiceFailed: there can be none any more.
+            ServiceFailed: there can be none any more, or it was broken off.
         """
         if self._life.state is not State.READY or self._unused.is_set():
             raise self._fenced()
-        return _Call(self._count)
+        limit = asyncio.timeout(None)
+        self._calls.add(limit)
+        self._idle.clear()
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise self._fenced() from None
+        finally:
+            self._calls.discard(limit)
+            if not self._calls:
+                self._idle.set()
 
-    def _count(self, change: int) -> None:
-        self._calls += change
-        if self._calls:
-            self._idle.clear()
-        else:
-            self._idle.set()
+    def break_off(self) -> None:
+        """End the calls that run, and their commands."""
+        now = asyncio.get_running_loop().time()
+        for limit in self._calls:
+            if not limit.expired():
+                limit.reschedule(now)
 
     def _fenced(self) -> errors.ServiceFailed:
         if self._life.state is State.FALLEN:
@@ -356,19 +370,6 @@ class _Tail:
             kept[piece.stream] += piece.data[over:]
             over = 0
         return kept["stdout"], kept["stderr"]
-
-
-class _Call:
-    """A call that is counted while its block runs."""
-
-    def __init__(self, count: Callable[[int], None]) -> None:
-        self._count = count
-
-    def __enter__(self) -> None:
-        self._count(1)
-
-    def __exit__(self, *_: object) -> None:
-        self._count(-1)
 
 
 def _text(word: Native) -> str:

@@ -76,7 +76,7 @@ class Service:
 
         Raises:
             ServiceFailed: the service has ended (`exited`), or is being stopped
-                (`dropped`).
+                (`dropped`): then a call that runs is ended, if the engine is closed.
             SessionNotFound: this user has closed it.
             CommandFailed, TimedOut, OutputLimitExceeded, SpawnFailed, InvalidRequest,
             CapacityExceeded, WorkerLost: see `Engine.run`.
@@ -84,7 +84,7 @@ class Service:
         self._connection.check()
         if self._closed:
             raise errors.SessionNotFound(f"the service {self.name!r} was closed")
-        with self._running.call():
+        async with self._running.call():
             return await run(
                 self._connection,
                 None,
@@ -204,7 +204,7 @@ class Services:
         return got
 
     async def close(self) -> None:
-        """Stop all of them, whoever uses them.
+        """Stop all of them, whoever uses them, and end the calls that run.
 
         Raises:
             ExceptionGroup: what failed of that, unless an earlier call has told it.
@@ -213,6 +213,7 @@ class Services:
         running = self._running.copy()
         for one in running.values():
             one.give_up("dropped")
+            one.break_off()  # their ends may never come
         results = await asyncio.gather(
             *(one.ended() for one in running.values()), return_exceptions=True
         )

@@ -427,6 +427,27 @@ async def test_s49_stopping_waits_for_calls_and_lets_no_new_one_begin(
     assert helper.said()[4:] == ["started", "stopped"]
 
 
+async def test_s49_an_engine_that_closes_ends_the_calls(
+    opened: Opened, helper: Helper
+) -> None:
+    word = tag()
+    async with opened() as engine:
+        service = await engine.service(helper.spec())
+        call = python("signal.pause()", word)
+        calls = [
+            asyncio.ensure_future(service.run(call, timeout=timeout))
+            for timeout in (None, 2 * NOT_BLOCKED)
+        ]
+        await asyncio.to_thread(eventually, lambda: len(tagged(word)) == len(calls))
+        await asyncio.wait_for(engine.aclose(), NOT_BLOCKED)
+        for ended in calls:
+            with pytest.raises(ServiceFailed) as dropped:
+                await ended
+            assert dropped.value.reason == "dropped"
+    assert helper.said() == ["started", "stopped"]
+    gone(word)
+
+
 async def test_s49_the_leaders_own_end_fences_calls_and_ends_its_tree(
     opened: Opened, tmp_path: Path
 ) -> None:
