@@ -16,6 +16,7 @@ import actors
 from actors import Engine, ServiceFailed, ServiceSpec, Settings, SpawnFailed
 from actors.child import Child
 from actors.connection import Connection
+from actors.outlet import MOST_PIECES
 from actors.services import files
 from broker.auth import RunDirectory
 from tests.helpers import (
@@ -509,6 +510,31 @@ async def test_s50_what_is_left_is_killed_whatever_the_stop_command_says(
         assert not os.path.lexists(directory)
         gone(helper.word)
         await service.aclose()
+
+
+IN_MANY_PIECES = f"""
+import array, fcntl, os, termios
+for n in range({MOST_PIECES} + 500):
+    left = array.array("i", [1])
+    while left[0]:  # it was not read yet
+        fcntl.ioctl(2 - n % 2, termios.FIONREAD, left)
+    os.write(1 + n % 2, b"%d\\n" % n)
+os._exit(9)
+"""
+
+
+async def test_a_stop_command_that_failed_is_told_with_the_last_of_its_output(
+    opened: Opened, helper: Helper
+) -> None:
+    stop = python(IN_MANY_PIECES, helper.word)
+    spec = ServiceSpec("x", "test", helper.spec().start, stop)
+    async with opened() as engine:
+        service = await engine.service(spec)
+        with pytest.raises(ServiceFailed) as failed:
+            await service.aclose()
+    assert failed.value.status.code == 9
+    said = failed.value.stdout + failed.value.stderr
+    assert sorted(map(int, said.split())) == list(range(MOST_PIECES + 500))
 
 
 async def test_s50_a_stop_command_has_its_own_time(
