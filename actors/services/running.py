@@ -23,8 +23,17 @@ from actors.aside import aside
 from actors.checks import Native
 from actors.child import Child
 from actors.connection import Connection
-from actors.events import Chunk, Exited
-from actors.services.command import GONE, KEPT, add, command, failed, merged, stop
+from actors.events import Chunk, Exited, ExitStatus
+from actors.services.command import (
+    GONE,
+    KEPT,
+    add,
+    command,
+    failed,
+    last_words,
+    merged,
+    stop,
+)
 from actors.services.files import OUTPUT, TEMPORARY, ServiceFiles, ServiceRecord
 from actors.services.life import Happening, ServiceLife, State
 from actors.services.spec import ServiceSpec
@@ -55,6 +64,8 @@ class Running:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._session: Record | None = None
         self._tail = _Tail()
+        self._status: ExitStatus | None = None
+        self._said = b"", b""
         self._task = asyncio.ensure_future(self._live())
         self._task.add_done_callback(self._settle)
 
@@ -148,7 +159,8 @@ class Running:
 
     def _fenced(self) -> errors.ServiceFailed:
         if self._life.state is State.FALLEN:
-            return errors.ServiceFailed("exited", self._words("has ended by itself"))
+            what = self._words("has ended by itself")
+            return failed("exited", what, self._status, self._said)
         return errors.ServiceFailed("dropped", self._words("is being stopped"))
 
     def _words(self, what: str) -> str:
@@ -296,12 +308,13 @@ class Running:
             await asyncio.wait((ended, unused), return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 with suppress(*GONE):  # nothing more will be heard of it: it has ended
-                    ended.result()
+                    self._status = ended.result()
                 self._life.on(Happening.LEADER_ENDED)
                 # Its broker may have ended the tree already; that it is gone is proven
                 # by the release, after the stop command.
                 with suppress(*GONE):
                     await child.kill()
+                    _, self._said = await last_words(child)
                 await unused
         finally:
             await taken_back(ended, unused)

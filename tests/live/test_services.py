@@ -480,6 +480,32 @@ async def test_s49_the_leaders_own_end_fences_calls_and_ends_its_tree(
         assert helper.said() == ["started", "stopped"]
 
 
+async def test_s49_the_leaders_own_end_is_told_with_its_status_and_output(
+    opened: Opened, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    helper = Helper(tmp_path, f"echo ready; read x <{go}; echo bad luck >&2; exit 7")
+    async with opened() as engine:
+        service = await engine.service(helper.spec())
+        await asyncio.to_thread(go.write_text, "now\n")
+
+        async def fenced() -> ServiceFailed | None:
+            try:
+                await service.run(["true"])
+            except ServiceFailed as failed:
+                return failed
+            return None
+
+        while (failed := await fenced()) is None or not failed.stderr:
+            await asyncio.sleep(0)
+        assert (failed.stdout, failed.stderr) == (b"ready\n", b"bad luck\n")
+        for failure in (failed, await refused(engine, helper.spec())):
+            assert (failure.reason, failure.status.code) == ("exited", 7)
+            assert "code 7; stdout ends with" in str(failure)
+        await service.aclose()
+
+
 # --- the stop ------------------------------------------------------------------------
 
 
