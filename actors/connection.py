@@ -3,6 +3,7 @@
 import asyncio
 import os
 import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -400,7 +401,7 @@ class Connection:
         record = Record(
             id=reply.session,
             pid=reply.body["pid"],
-            argv=tuple(os.fsdecode(word) for word in launch.argv),
+            argv=_words(launch.argv),
             scope=scope,
             streams=("stdout",) if terminal else tuple(piped),
             tty=terminal,
@@ -641,6 +642,11 @@ def _scratch_root(settings: Settings, endpoint: str | None) -> bytes:
     return places.place(DIRECTORY, os.environ, os.geteuid())
 
 
+def _words(argv: Iterable[bytes]) -> tuple[str, ...]:
+    """Return a command as the text that it may have been given as."""
+    return tuple(word.decode("utf-8", "surrogateescape") for word in argv)
+
+
 def _attached(reply: Message) -> Record:
     """Return what the answer to an ATTACH or a VISIT tells of a session."""
     document = unpack(reply.payload or b"")
@@ -648,7 +654,7 @@ def _attached(reply: Message) -> Record:
     record = Record(
         id=reply.session,
         pid=reply.body["pid"],
-        argv=tuple(os.fsdecode(word) for word in document["argv"]),
+        argv=_words(document["argv"]),
         tty=document["tty"],
         scope=None,
         streams=tuple(document["streams"]),

@@ -210,8 +210,8 @@ class Running:
         """Make its files, and write what has to be known before anything runs."""
         await aside(files.make)
         ambient, mark = self._connection.ambient(), os.urandom(16).hex()
-        env = {os.fsdecode(k): os.fsdecode(v) for k, v in ambient.env.items() if k}
-        self.environment = {**env, os.fsdecode(MARK): mark}
+        env = {_text(k): _text(v) for k, v in ambient.env.items() if k}
+        self.environment = {**env, _text(MARK): mark}
         document = self.spec.document(files.own(OUTPUT), files.own(TEMPORARY))
         boot, space = journal.here()
         record = ServiceRecord(
@@ -219,7 +219,7 @@ class Running:
             owner=self.spec.owner,
             stop=tuple(map(_text, self.spec.stop)),
             environment=self.environment,
-            directory=os.fsdecode(ambient.cwd),
+            directory=_text(ambient.cwd),
             document=document.decode(),
             boot=boot.decode(),
             namespace=space,
@@ -386,7 +386,9 @@ class _Tail:
 
 
 def _text(word: Native) -> str:
-    return os.fsdecode(word if isinstance(word, str | bytes) else word.__fspath__())
+    """Return the text of which a `Spec` makes these bytes, whatever the locale."""
+    plain = word if isinstance(word, str | bytes) else word.__fspath__()
+    return plain if isinstance(plain, str) else plain.decode("utf-8", "surrogateescape")
 
 
 async def taken_back(*tasks: "asyncio.Future[Any]") -> None:

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 import actors
-from actors import Engine, ServiceFailed, ServiceSpec, Settings, SpawnFailed
+from actors import Engine, ServiceFailed, ServiceSpec, Settings, SpawnFailed, ignition
 from actors.child import Child
 from actors.connection import Connection
 from actors.outlet import MOST_PIECES
@@ -234,6 +235,38 @@ async def test_s48_both_commands_read_one_document_and_its_end(
     assert stop["context"].pop("output_dir") == directories[0]
     assert stop["context"].pop("tmp_dir") == directories[1]
     assert stop == seen
+
+
+ANOTHER_LOCALE = """
+import actors
+shell = ["/bin/sh", "-c"]
+start = 'cat >/dev/null; printf %s "$HELPER_WORD" >seen; echo up; exec sleep 150'
+stop = "cat >/dev/null; printf %s \\xfc >stopped".encode()
+spec = actors.ServiceSpec("helper", "test", [*shell, start], [*shell, stop])
+with actors.blocking.Engine() as engine:
+    service = engine.service(spec)
+    print(ascii(service.environment["HELPER_WORD"]))
+    print(ascii(engine.run(["printf", "\\xfc"]).argv))
+"""
+
+
+def test_a_service_gets_the_bytes_of_its_client_in_any_locale(
+    latin: dict[str, str], tmp_path: Path
+) -> None:
+    directory = tmp_path / "ü"
+    directory.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", ANOTHER_LOCALE],
+        cwd=directory,
+        env={**ignition.environment(), **latin, "HELPER_WORD": "ü"},
+        capture_output=True,
+        timeout=2 * NOT_BLOCKED,
+        check=False,
+    )
+    assert done.stderr == b""
+    assert done.stdout == b"'\\xfc'\n('printf', '\\xfc')\n"
+    assert (directory / "seen").read_bytes() == "ü".encode()
+    assert (directory / "stopped").read_bytes() == "ü".encode()
 
 
 async def test_s48_it_is_ready_with_its_first_line_and_not_before(
