@@ -15,7 +15,7 @@ and of an earlier stop command, runs the stop command, notes its end, and remove
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +50,17 @@ __all__ = ["Running", "taken_back"]
 class Running:
     """One service: its task, its users and the calls on its behalf."""
 
-    def __init__(self, connection: Connection, spec: ServiceSpec) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        spec: ServiceSpec,
+        on_end: Callable[["Running"], object],
+    ) -> None:
         self.spec = spec
         self.users = 0
         self.environment: dict[str, str] = {}
         self._connection = connection
+        self._on_end = on_end
         self._life = ServiceLife()
         self._calls: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
@@ -75,6 +81,11 @@ class Running:
     def over(self) -> bool:
         """Whether a new user has to wait for its end, and start another one."""
         return self._task.done() or self._life.over or self._unused.is_set()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, however."""
+        return self._task.done()
 
     @property
     def used(self) -> bool:
@@ -174,6 +185,7 @@ class Running:
         if not self._ready.done():
             self._ready.set_exception(error or self._fenced())
             self._ready.exception()  # maybe nobody waits any more
+        self._on_end(self)
 
     async def _live(self) -> None:
         files = ServiceFiles.new()
@@ -271,6 +283,7 @@ class Running:
             await taken_back(waiting, unused)
         self._life.on(Happening.LINE)
         self._ready.set_result(None)
+        self._tail = _Tail()  # which nobody needs any more
         return None
 
     async def _first_line(self, child: Child) -> None:

@@ -150,6 +150,7 @@ class Services:
             await self._await_ready(running, cancel)
         except BaseException:
             running.leave()
+            self._forget(running)
             raise
         return Service(running, self._connection)
 
@@ -161,11 +162,18 @@ class Services:
         if self._closed:
             raise errors.ServiceFailed("dropped", "the engine is closed")
         if running is None:
-            running = self._running[spec.key] = Running(self._connection, spec)
+            running = Running(self._connection, spec, self._forget)
+            self._running[spec.key] = running
         if running.spec != spec:
             why = f"another service {spec.name!r} of {spec.owner!r} runs"
             raise errors.InvalidRequest("spec", why)
         return running
+
+    def _forget(self, running: Running) -> None:
+        """Forget a service that has ended, unless somebody has it still."""
+        known = self._running.get(running.spec.key) is running
+        if known and running.done and running.users == 0:
+            del self._running[running.spec.key]
 
     async def _await_ready(self, running: Running, cancel: object) -> None:
         if cancel is None:

@@ -139,6 +139,24 @@ async def test_s47_declaring_and_listing_start_nothing(
     assert helper.said() == []
 
 
+async def test_services_that_have_ended_are_forgotten(
+    helper: Helper, tmp_path: Path
+) -> None:
+    (tmp_path / "bad").mkdir()
+    bad = Helper(tmp_path / "bad", "exit 3")
+    async with Engine() as engine:
+        for name in ("one", "two"):
+            await (await engine.service(helper.spec(name))).aclose()
+        both = (refused(engine, bad.spec()), refused(engine, bad.spec()))
+        for failure in await asyncio.gather(*both):
+            assert failure.reason == "exited"
+        service = await engine.service(helper.spec("last"))
+        assert engine._services is not None
+        assert list(engine._services._running) == [("last", "test")]
+        await service.aclose()
+        assert engine._services._running == {}
+
+
 async def test_several_services_are_given_by_any_iterable_of_specs(
     opened: Opened, tmp_path: Path
 ) -> None:
