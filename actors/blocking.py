@@ -45,6 +45,7 @@ from actors.blocking_streams import (
 from actors.events import Completed, Info, KillReceipt, Snapshot
 from actors.portal import Portal, check_context, fired
 from actors.recovery import Recovery
+from actors.services.command import merged
 from actors.services.spec import ServiceSpec
 from actors.settings import Settings
 from broker import errors
@@ -285,8 +286,9 @@ class Engine:
             return await self._engine.services(wanted, cancel=watch)
 
         def undo(services: list[actors.services.service.Service]) -> None:
-            for service in reversed(services):
-                portal.close(service.aclose, None)
+            closing = actors.services.service.close_all
+            if failed := portal.close(lambda: closing(services), []):
+                raise merged(failed)
 
         found = portal.call(lambda: _watched(cancel, start), undo)
         return [Service(portal, service) for service in found]

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from broker.errors import InvalidRequest
-from broker.wire import MAX_FDS, MAX_TOKEN
+from broker.wire import MAX_FDS, MAX_PAYLOAD, MAX_TOKEN
 
 # Up to here a float holds every whole number. Anything larger is a mistake, and would
 # change as soon as some peer computes with it.
 MOST = 2**53
 # What setrlimit and the wire can carry; -1 is "no limit", as in `resource`.
 RLIMIT_MOST = 2**63 - 1
+MOST_PAIRS = 4096
+"""Pairs of metadata: a snapshot tells them in one map, and the wire takes no larger."""
 
 _MARK = re.compile(rb"[0-9a-f]{32}")
 
@@ -203,8 +205,11 @@ def stdin(name: str, value: object) -> None:
 
 
 def metadata(name: str, value: object) -> None:
-    """Refuse what is no pairs of texts."""
-    for cell in cells(name, value, 2, str):
+    """Refuse what is no pairs of texts, or too many."""
+    found = cells(name, value, 2, str)
+    if len(found) > 2 * MOST_PAIRS:
+        raise InvalidRequest(name, f"must be at most {MOST_PAIRS} pairs")
+    for cell in found:
         text(name, cell)
 
 
@@ -240,6 +245,7 @@ _number = whole(3, 2**31 - 1)  # 0, 1 and 2 are the child's own streams
 limit = whole(-1, RLIMIT_MOST)
 cell_count = whole(1, 65535)
 size = whole(1)
+chunk = whole(1, MAX_PAYLOAD)  # what a worker cannot send would end it
 nice = whole(-20, 19)
 oom_score_adj = whole(-1000, 1000)
 policy = choice("tail", "head_tail", "block")

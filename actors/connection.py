@@ -3,8 +3,10 @@
 import asyncio
 import os
 import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 from actors.ambient import Surroundings
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     from actors.embedded import Embedded
     from actors.writing import Inflow
 
-TOKENS_A_DROP: Final = 100
-"""Spawns named by one DROP."""
+TOKENS_A_DROP: Final = 30
+"""Spawns named by one DROP: those of the longest tokens fit, 128 times 4 bytes each."""
 CLOSE_MARGIN: Final = 1.0
 """Seconds beyond the time to kill that a broker may take to answer a closing engine."""
 
@@ -63,7 +65,7 @@ class Connection:
             weakref.WeakValueDictionary()
         )
         self._watching: weakref.WeakSet[LifecycleStream] = weakref.WeakSet()
-        self._starting: dict[str, str | None] = {}
+        self._starting: dict[int, tuple[str, str | None]] = {}
         self.shared = endpoint is not None
         self._endpoint = endpoint
         self._owner = owner
@@ -295,6 +297,7 @@ class Connection:
 
         def adopt(reply: Message) -> None:
             record = self._adopt(reply, launch, scope)
+            record.token = token
             record.stays = not spec.kill_on_drop or spec.detach_ttl is not None
             adopted.append(record)
             if capture is not None:
@@ -313,18 +316,36 @@ class Connection:
             first=adopt,
             fds=launch.pass_fds,
         )
-        self._starting[token] = scope
+        self._starting[request] = token, scope
         try:
-            await asked
+            await asyncio.shield(asked)
         except asyncio.CancelledError:
-            for record in adopted:
-                self.forget(record)
-            if self.link.lost is None:
-                self.link.tell(Kind.DROP, body={"sessions": [], "tokens": [token]})
+            del self._starting[request]
+            shared = self._shared(token)
+            if shared and capture is not None:  # others may hear of the end by it
+                capture.leave()
+                asked.add_done_callback(partial(_leave, capture, adopted))
+            else:
+                asked.cancel()
+            if not shared:
+                self._take_back(token)
             raise
         finally:
-            self._starting.pop(token, None)
+            self._starting.pop(request, None)
         return adopted[0]
+
+    def _shared(self, token: str) -> bool:
+        """Return whether others have the child of this token, or start it as well."""
+        starting = any(known == token for known, _ in self._starting.values())
+        records = self.records.values()
+        return starting or any(r.token == token and r.handles for r in records)
+
+    def _take_back(self, token: str) -> None:
+        """Have a start that nobody waits for any more leave no child."""
+        for record in [r for r in self.records.values() if r.token == token]:
+            self.forget(record)
+        if self.link.lost is None:
+            self.link.tell(Kind.DROP, body={"sessions": [], "tokens": [token]})
 
     async def _pass_fds(self, request: int, fds: tuple[int, ...]) -> None:
         for fd in fds:
@@ -349,11 +370,14 @@ class Connection:
         }
 
     def cancel_starts(self, scope: str) -> None:
-        """Take back the spawns of a scope that are not answered yet.
+        """Take back the spawns of a scope that are unanswered, and of nobody else.
 
         One that waits for room would otherwise outlive its owner.
         """
-        tokens = [token for token, name in self._starting.items() if name == scope]
+        starting = self._starting.values()
+        kept = {token for token, name in starting if name != scope}
+        kept |= {r.token for r in self.records.values() if r.handles}
+        tokens = [t for t, name in starting if name == scope and t not in kept]
         for at in range(0, len(tokens), TOKENS_A_DROP):
             if self.link.lost is None:
                 body = {"sessions": [], "tokens": tokens[at : at + TOKENS_A_DROP]}
@@ -379,7 +403,7 @@ class Connection:
         record = Record(
             id=reply.session,
             pid=reply.body["pid"],
-            argv=tuple(os.fsdecode(word) for word in launch.argv),
+            argv=_words(launch.argv),
             scope=scope,
             streams=("stdout",) if terminal else tuple(piped),
             tty=terminal,
@@ -405,6 +429,11 @@ class Connection:
     def timeouts_of(self, scope: str | None) -> Timeouts:
         """Return the timeouts that a pause of this scope stops; without one, none."""
         return self.timeouts.get(scope or "", Timeouts())
+
+    def _go_on(self, record: Record) -> None:
+        """Let the clock of a session go on that its scope gives up."""
+        if record.scope in self.paused:
+            self._tell_clock(record, paused=False)
 
     def _tell_clock(self, record: Record, *, paused: bool) -> None:
         if self.link.lost is None:
@@ -484,6 +513,7 @@ class Connection:
 
     async def detach(self, record: Record, ttl: float | None) -> None:
         """Let a session live on without an owner; see `Child.detach`."""
+        self._go_on(record)
         record.released = True  # first: whatever comes now must not end it
         asked = self.link.ask(Kind.DETACH, record.id, {"ttl": ttl})
 
@@ -546,6 +576,7 @@ class Connection:
         """Give a session up without waiting: unless it stays, its tree is killed."""
         if record.stays:
             let_go(self.link, record)
+            self._go_on(record)
         record.released = True
         self.forget(record)
         if self.link.lost is None:
@@ -571,15 +602,16 @@ class Connection:
         return KillReceipt.from_wire(reply.body["receipt"])
 
     async def kill_many(self, ids: list[int]) -> list[KillReceipt | errors.EngineError]:
-        """End many sessions; see `Engine.kill`."""
+        """End many sessions; see `Engine.kill`. It goes on when it is cancelled."""
         parts = [ids[at : at + MAX_IDS] for at in range(0, len(ids), MAX_IDS)]
         body = {"timeout": self.settings.kill_many_timeout}
-        replies = await asyncio.gather(
-            *(
-                self.link.ask(Kind.KILL_MANY, body={**body, "sessions": part})
-                for part in parts
-            )
-        )
+        asked = [
+            self.link.ask(Kind.KILL_MANY, body={**body, "sessions": part})
+            for part in parts
+        ]
+        for one in asked:
+            one.add_done_callback(_failed)
+        replies = await asyncio.gather(*(asyncio.shield(one) for one in asked))
         answers = [item for r in replies for item in unpack(r.payload or b"")]
         return [_receipt(answer) for answer in answers]
 
@@ -621,6 +653,11 @@ def _scratch_root(settings: Settings, endpoint: str | None) -> bytes:
     return places.place(DIRECTORY, os.environ, os.geteuid())
 
 
+def _words(argv: Iterable[bytes]) -> tuple[str, ...]:
+    """Return a command as the text that it may have been given as."""
+    return tuple(word.decode("utf-8", "surrogateescape") for word in argv)
+
+
 def _attached(reply: Message) -> Record:
     """Return what the answer to an ATTACH or a VISIT tells of a session."""
     document = unpack(reply.payload or b"")
@@ -628,7 +665,7 @@ def _attached(reply: Message) -> Record:
     record = Record(
         id=reply.session,
         pid=reply.body["pid"],
-        argv=tuple(os.fsdecode(word) for word in document["argv"]),
+        argv=_words(document["argv"]),
         tty=document["tty"],
         scope=None,
         streams=tuple(document["streams"]),
@@ -642,6 +679,16 @@ def _attached(reply: Message) -> Record:
     if document["status"] is not None:
         record.end(ExitStatus.from_wire(document["status"]))
     return record
+
+
+def _leave(
+    capture: Capture, adopted: list[Record], asked: "asyncio.Future[Message]"
+) -> None:
+    """Leave the capture of a start that was given up to the others of its child."""
+    if _failed(asked):
+        capture.stop()
+    else:
+        capture.leave_to(adopted[0])
 
 
 def _failed(asked: "asyncio.Future[Message]") -> bool:

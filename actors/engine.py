@@ -99,6 +99,8 @@ class Engine:
     async def aclose(self) -> None:
         """Stop every service, end every child, and the private broker.
 
+        Calls that run on behalf of a service are ended like every child.
+
         Harmless to repeat: each call returns once all has ended. Cancelling it leaves
         stop commands that did not run yet to the next engine; the rest goes on.
 
@@ -293,7 +295,8 @@ class Engine:
     ) -> "list[Service]":
         """Return several services, started one after the other, in this order.
 
-        If one fails, those before it are closed again, the last one first.
+        If one fails, those before it are closed again, the last one first; that goes on
+        when this is cancelled.
 
         Args:
             specs: what they are.

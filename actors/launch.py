@@ -61,7 +61,7 @@ _TERMS: Final[Mapping[str, Check]] = {
     "kill_timeout": checks.some_seconds,
     "kill_on_drop": checks.flag,
     "quiet": checks.some_seconds,
-    "chunk": checks.size,
+    "chunk": checks.chunk,
     "stdin_queue": checks.size,
 }
 

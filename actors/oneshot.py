@@ -81,7 +81,8 @@ async def run_spec(
     try:
         record = await connection.start(spec, scope, capture)
     except BaseException:
-        capture.stop()
+        if not capture.left:
+            capture.stop()
         raise
     record.handles += 1  # others of its request id may own it as well
     feeding = None
@@ -117,6 +118,11 @@ async def run_spec(
 
 def _let_go(connection: Connection, record: Record, capture: Capture) -> None:
     capture.stop()
+    if capture.status is None and record.stays:
+        # It goes on, and what nobody takes any more would hold it back.
+        connection.link.take_back(record.id, capture.request)
+    if record.released:  # by its scope, or it is another handle's by now
+        return
     if capture.status is None:
         connection.drop(record)  # it did not come to its end, which releases it
     else:
@@ -179,12 +185,13 @@ async def _await_capture(
         if capture.closed.done():
             return
         try:
-            await child.terminate(grace)
+            receipt = await child.terminate(grace)
         except errors.SessionNotFound:  # its own end was faster, or its owner's
             await capture.closed
             return
-        with suppress(errors.EngineError):
-            await capture.closed
+        if not receipt.survivors:  # else its end may never come
+            with suppress(errors.EngineError):
+                await capture.closed
         if capture.refused is not None:
             return
         raise TimedOut(

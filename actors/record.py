@@ -18,7 +18,8 @@ class Record:
         tty: whether the child has a terminal.
         kept: bytes of output that the worker's log holds.
         block: the same where the child is held back when it is full, else None.
-        handles: living `Child` objects, and runs, that own the session.
+        token: of the spawn that has started it here; empty if it was attached.
+        handles: living `Child` objects, runs and scopes that own the session.
         released: whether the broker was told to forget the session.
         stays: whether it lives on without an owner, if that one goes.
         holdings: numbers under which its handles hold the log back.
@@ -36,6 +37,7 @@ class Record:
     kept: int
     block: int | None
     process: int = field(default_factory=os.getpid)
+    token: str = ""
     handles: int = 0
     status: ExitStatus | None = None
     failure: errors.EngineError | None = None

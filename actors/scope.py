@@ -75,9 +75,11 @@ class Scope:
         self._check()
         record = await self._connection.start(Spec(argv, **options), self.name)
         if self._closed:
-            if not record.released:
+            if not (record.released or record.handles):  # others may have it too
                 await self._connection.release(record)
             raise errors.SessionNotFound(f"the scope {self.name!r} closed meanwhile")
+        if record.scope == self.name:
+            record.handles += 1  # the scope's own, until it closes
         return Child(self._connection, record, owned=False)
 
     async def run(
@@ -266,8 +268,9 @@ class Scope:
 
         Those that outlive an owner (`kill_on_drop=False`, `detach_ttl`) only lose it.
 
-        Then the scratch directory is removed, if there is one. Cancelling this stops
-        the waiting, not the closing; a second call waits for it as well.
+        Then the scratch directory is removed, unless one of these children lives on in
+        it. Cancelling this stops the waiting, not the closing; a second call waits for
+        it as well.
 
         Raises:
             ExceptionGroup: what failed, each with a note that names its session, or
@@ -283,7 +286,8 @@ class Scope:
         if self._guard is not None:
             self._guard.cancel()
         self._on_close(self.name)
-        self._connection.paused.discard(self.name)
+        if self.name in self._connection.paused:  # what stays goes on
+            self._connection.pause(self.name, paused=False)
         scratch = self._connection.scratches.leave(self.name)
         self._connection.rooms.pop(self.name, None)
         self._connection.timeouts.pop(self.name, None)
@@ -305,7 +309,8 @@ class Scope:
             if isinstance(result, Exception):
                 result.add_note(f"while closing session {record.id} {record.argv!r}")
                 failed.append(result)
-        if scratch is not None and failed:
+        stay = any(record.stays for record in owned)
+        if scratch is not None and (failed or stay):
             self._connection.scratches.keep(scratch)
         elif scratch is not None:
             try:

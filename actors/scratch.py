@@ -192,9 +192,12 @@ class Scratches:
             self._sweeping.cancel()
         for scope in list(self._made):
             self.leave(scope)
-        for making in list(self._left):
+
+        async def remove(making: "asyncio.Future[_Made]") -> None:
             with suppress(EngineError, OSError):
                 await self.remove(making)
+
+        await asyncio.gather(*map(remove, list(self._left)))
 
     def _name(self, scope: str) -> bytes:
         import hashlib  # noqa: PLC0415 - 3 ms that most engines do not need

@@ -278,7 +278,7 @@ class Settings:
         retention: What is kept of a session's output.
         tty: Size of a new terminal.
         leftover: What becomes of descendants after the child's normal end.
-        chunk: Most bytes in one piece of output on the wire.
+        chunk: Most bytes in one piece of output on the wire; at most 8 MiB.
         window_chunks: Pieces of output under way to one reader.
         window_bytes: Bytes of output under way to one reader; at least one `chunk`.
         stdin_queue: Bytes waiting for a child that does not read.
@@ -344,7 +344,7 @@ class Settings:
         "retention": checks.instance(OutputPolicy),
         "tty": checks.instance(TtySize),
         "leftover": checks.leftover,
-        "chunk": checks.size,
+        "chunk": checks.chunk,
         "window_chunks": checks.size,
         "window_bytes": checks.size,
         "stdin_queue": checks.size,

@@ -123,7 +123,7 @@ class Spec:
         limits: What the child may use.
         timeout: Seconds until the tree is ended.
         idle_timeout: Seconds without output until the tree is ended.
-        metadata: Pairs given back, copied, with every result.
+        metadata: Pairs given back, copied, with every result; 4096 at most.
         authority: A note given back with every snapshot.
         observe: Directories below which files are compared before and after, for the
             result of a run or of `output`; relative ones start in `cwd`.

@@ -372,6 +372,7 @@ class Capture:
     Attributes:
         session: the number, once it is known.
         refused: what `into` raised; then the capture is closed before its end.
+        left: whether nobody waits for it any more, but for what it tells of the end.
     """
 
     def __init__(
@@ -399,6 +400,7 @@ class Capture:
         self._credit: Credit | None = None
         self._arena: Mapped | None = None
         self.exceeded = False
+        self.left = False
         self.lost = 0
         self.status: ExitStatus | None = None
         self.changes: tuple[tuple[Change, ...], bool] = (), False
@@ -430,13 +432,19 @@ class Capture:
         if self.closed.done() and not self.closed.cancelled():
             self.closed.exception()
 
-    def leave_to(self, record: Record) -> None:
-        """Keep nothing more: others of the session are told of its end by `record`.
+    def leave(self) -> None:
+        """Keep nothing more: others of the session go on, to hear of its end by this.
 
         Until then its output is drained as before, or it would hold the child back.
         """
-        self._heir, self._limit, self._into = record, 0, None
+        self.left, self._limit, self._into = True, 0, None
         self._parts = {stream: [] for stream in STREAMS}
+        self.closed.cancel()
+
+    def leave_to(self, record: Record) -> None:
+        """Leave it to the others of a session: they are told of its end by `record`."""
+        self.leave()
+        self._heir = record
         if self.status is not None:
             record.end(self.status)
 
@@ -545,7 +553,7 @@ class Reader:
             wait: seconds to wait for the first byte; 0: what is there now.
 
         Raises:
-            InvalidRequest: a bound is out of range.
+            InvalidRequest: a bound is out of range, or the reader was closed.
             WorkerLost: the worker died with what it had not yet sent.
         """
         check_caller(self._record.process, self._link.loop)
@@ -555,10 +563,10 @@ class Reader:
             return await self._read(max_bytes, wait)
 
     async def _read(self, max_bytes: int, wait: float) -> Piece:
-        if not self._finalizer.alive:
-            raise errors.InvalidRequest("reader", "is closed: make another one")
+        self._check_open()
         if self._offset is None:
             self._offset = await self._newest()
+            self._check_open()  # a read would hold the log again, for nobody
         request = self._link.number()
         future = self._ask(request, wait, min(max_bytes, LARGEST_READ))
         try:
@@ -576,6 +584,10 @@ class Reader:
             found["gap"],
             found["eof"],
         )
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise errors.InvalidRequest("reader", "is closed: make another one")
 
     async def _newest(self) -> int:
         """Return where the stream ended when this was asked first, cancelled or not.

@@ -57,12 +57,14 @@ class Session:
         child: The command.
         cmd: The command line as it was given.
         told: What told its end, once something has.
+        row: How it is listed from then on.
     """
 
     def __init__(self, child: actors.Child, cmd: str) -> None:
         self.child = child
         self.cmd = cmd
         self.told: actors.PollResult | None = None
+        self.row: Document | None = None
         self._turn = asyncio.Lock()
         self._yielding = asyncio.Event()
         self._untold = _Untold("", 0)
@@ -73,20 +75,28 @@ class Session:
         An earlier poll ends at once. After the end was told there is nothing new.
         """
         async with self._my_turn() as yielding:
-            if self.told is not None:
-                return replace(self.told, text="", dropped_bytes=0)
-            seen = await self.child.poll(
-                data, wait=wait, mode="completion", yield_on=yielding
-            )
-            self._keep(seen)
-            while seen.status is not None and seen.more:  # one answer has its bound
-                seen = await self.child.poll(wait=0)
-                self._keep(seen)
+            seen = self.told or await self._look(data, wait, yielding)
             seen = replace(seen, **self._untold._asdict())
             self._untold = _Untold("", 0)
             if seen.done:
                 self.told = seen
             return seen
+
+    async def _look(
+        self, data: str, wait: float, yielding: asyncio.Event
+    ) -> actors.PollResult:
+        seen = await self.child.poll(
+            data, wait=wait, mode="completion", yield_on=yielding
+        )
+        self._keep(seen)
+        while seen.status is not None and seen.more:  # one answer has its bound
+            seen = await self.child.poll(wait=0)
+            self._keep(seen)
+        return seen
+
+    def untell(self, seen: actors.PollResult) -> None:
+        """Have the next poll return this, which its caller was not there to tell."""
+        self._untold = _Untold(seen.text, seen.dropped_bytes)
 
     def _keep(self, seen: actors.PollResult) -> None:
         """Keep what is not told yet: whoever asked may be cancelled before it is."""
@@ -106,8 +116,8 @@ class Session:
         Raises:
             StdinUnavailable: the command does not read what is in front of a key.
         """
-        if self.child.tty:
-            return chars  # the terminal knows what they mean
+        if self.child.tty or self.told is not None:
+            return chars  # the terminal knows what they mean, or nobody is to
         rest = ""
         for piece in tools.keys(chars):
             if piece == tools.INTERRUPT:
@@ -260,7 +270,16 @@ class Toolbox:
     ) -> Answer:
         number = session.child.id
         seen = await session.poll(data, wait)
-        notes = await self._close(session) if seen.done else ()
+        notes: tuple[str, ...] = ()
+        try:
+            if seen.done:
+                with suppress(actors.EngineError):  # for a list, if nobody is told
+                    session.row = await self._row((number, session))
+                notes = await self._close(session)
+        except asyncio.CancelledError:  # the next call tells it
+            session.untell(seen)
+            self._sessions[number] = session
+            raise
         if seen.done and seen.exit_code is None:
             raise actors.WorkerLost(
                 "the command was ended, and what it wrote is gone: its worker died"
@@ -281,6 +300,8 @@ class Toolbox:
     async def _row(self, item: tuple[int, Session]) -> Document | None:
         """Return what is told of a session; None of one that was closed meanwhile."""
         number, session = item
+        if session.row is not None:
+            return session.row
         try:
             now = await session.child.snapshot()
         except actors.SessionNotFound:

@@ -473,6 +473,8 @@ def sentence(error: EngineError, session_id: int | None) -> str:
             )
         case NotATerminal():
             return f"session_id: {session_id} has no terminal: start it with tty"
+        case InvalidRequest(field="input"):
+            return f"chars: {error.message}"
         case SpawnFailed(errno=errno.E2BIG) | InvalidRequest(field="argv"):
             return (
                 "cmd: is longer than the system takes as one argument: write it to a "

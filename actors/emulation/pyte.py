@@ -7,6 +7,7 @@ and leave again.
 
 import copy
 import inspect
+import unicodedata
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
@@ -24,6 +25,8 @@ COLOURS: Final = (
     "white",
 )
 """pyte's names, in the order of their numbers."""
+MISSPELT: Final = {"bfightmagenta": "brightmagenta"}
+"""A name of pyte's table of bright backgrounds, and what it is meant to be."""
 MARKS: Final = {
     "bold": 1,
     "italics": 3,
@@ -94,13 +97,17 @@ def _style(cell: Any) -> str:
 
 
 def _colour(name: str, base: int) -> list[int]:
-    """Return the numbers of a colour that pyte names, or gives as `rrggbb`."""
+    """Return the numbers of a colour that pyte names, or gives as `rrggbb`.
+
+    It has more digits where a part was more than 255: no colour at all.
+    """
+    name = MISSPELT.get(name, name)
     if name == "default":
         return []
     plain = name.removeprefix("bright")
     if plain in COLOURS:
         return [base + COLOURS.index(plain) + 60 * (plain != name)]
-    return [base + 8, 2, *bytes.fromhex(name)]
+    return [base + 8, 2, *bytes.fromhex(name)] if len(name) == 6 else []
 
 
 def _cells(pyte: Any, size: TtySize) -> Any:
@@ -114,14 +121,25 @@ def _cells(pyte: Any, size: TtySize) -> Any:
 
     # pyte's own fails in origin mode while there is no scrolling region.
     cells.cursor_to_line = cursor_to_line
+    _draw_all(cells, pyte.screens.wcwidth)
     _give_second_screen(cells)
     for name in set(pyte.Stream.csi.values()):
         setattr(cells, name, _lenient(getattr(cells, name)))
     return cells
 
 
+def _draw_all(cells: Any, width: Callable[[str], int]) -> None:
+    """Have pyte leave out what has no width; it would stop there, and draw no more."""
+    draw = cells.draw
+
+    def draw_what_shows(text: str) -> None:
+        draw("".join(c for c in text if width(c) > 0 or unicodedata.combining(c)))
+
+    cells.draw = draw_what_shows
+
+
 def _give_second_screen(cells: Any) -> None:
-    set_mode, reset_mode = cells.set_mode, cells.reset_mode
+    set_mode, reset_mode, reset = cells.set_mode, cells.reset_mode, cells.reset
     first: list[tuple[Any, Any]] = []
 
     def enter(*modes: int, private: bool = False) -> None:
@@ -141,7 +159,11 @@ def _give_second_screen(cells: Any) -> None:
                 cells.ensure_hbounds()
                 cells.ensure_vbounds()
 
-    cells.set_mode, cells.reset_mode = enter, leave
+    def begin_anew() -> None:
+        reset()
+        first.clear()
+
+    cells.set_mode, cells.reset_mode, cells.reset = enter, leave, begin_anew
 
 
 def _limited(erase: Callable[..., None], most: int) -> Callable[..., None]:

@@ -15,7 +15,17 @@ from actors.spec import Spec
 from broker import errors
 from broker.outcomes import TimedOut
 
-__all__ = ["GONE", "KEPT", "Outcome", "add", "command", "failed", "merged", "stop"]
+__all__ = [
+    "GONE",
+    "KEPT",
+    "Outcome",
+    "add",
+    "command",
+    "failed",
+    "last_words",
+    "merged",
+    "stop",
+]
 
 KEPT: Final = 64 * 1024
 """Bytes that are kept of the output of either, the last ones."""
@@ -125,8 +135,21 @@ async def _wait(child: Child, words: str, time: float) -> errors.ServiceFailed |
         if status.code is None and status.signal is None:
             raise errors.WorkerLost
         reason, what = "exited", f"{words} failed"
+    return failed(reason, what, *await last_words(child))
+
+
+async def last_words(child: Child) -> tuple[ExitStatus | None, tuple[bytes, bytes]]:
+    """Return how a command ended, and what is kept of its stdout and its stderr.
+
+    Raises:
+        SessionNotFound, SessionOwned, WorkerLost: its session is gone.
+    """
     seen = await child.poll(wait=0)
-    return failed(reason, what, seen.status, (seen.stdout, seen.stderr))
+    stdout, stderr = seen.stdout, seen.stderr
+    while seen.more and len(stdout) + len(stderr) < KEPT:  # one answer has its bound
+        seen = await child.poll(wait=0)
+        stdout, stderr = stdout + seen.stdout, stderr + seen.stderr
+    return seen.status, (stdout, stderr)
 
 
 def failed(

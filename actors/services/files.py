@@ -146,8 +146,9 @@ class ServiceFiles:
         return os.fsdecode(self._directory.location)
 
     def own(self, name: bytes) -> str:
-        """Return the path of a private directory."""
-        return os.path.join(self.path, os.fsdecode(name))
+        """Return the path of a private directory, as what reads UTF-8 finds it."""
+        path = os.path.join(self._directory.location, name)
+        return path.decode("utf-8", "surrogateescape")
 
     def write(self, record: ServiceRecord) -> None:
         """Put a record in place of the one before.

@@ -15,16 +15,25 @@ and of an earlier stop command, runs the stop command, notes its end, and remove
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from actors.aside import aside
 from actors.checks import Native
 from actors.child import Child
 from actors.connection import Connection
-from actors.events import Chunk, Exited
-from actors.services.command import GONE, KEPT, add, command, failed, merged, stop
+from actors.events import Chunk, Exited, ExitStatus
+from actors.services.command import (
+    GONE,
+    KEPT,
+    add,
+    command,
+    failed,
+    last_words,
+    merged,
+    stop,
+)
 from actors.services.files import OUTPUT, TEMPORARY, ServiceFiles, ServiceRecord
 from actors.services.life import Happening, ServiceLife, State
 from actors.services.spec import ServiceSpec
@@ -41,13 +50,19 @@ __all__ = ["Running", "taken_back"]
 class Running:
     """One service: its task, its users and the calls on its behalf."""
 
-    def __init__(self, connection: Connection, spec: ServiceSpec) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        spec: ServiceSpec,
+        on_end: Callable[["Running"], object],
+    ) -> None:
         self.spec = spec
         self.users = 0
         self.environment: dict[str, str] = {}
         self._connection = connection
+        self._on_end = on_end
         self._life = ServiceLife()
-        self._calls = 0
+        self._calls: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._unused = asyncio.Event()
@@ -55,6 +70,8 @@ class Running:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._session: Record | None = None
         self._tail = _Tail()
+        self._status: ExitStatus | None = None
+        self._said = b"", b""
         self._task = asyncio.ensure_future(self._live())
         self._task.add_done_callback(self._settle)
 
@@ -64,6 +81,11 @@ class Running:
     def over(self) -> bool:
         """Whether a new user has to wait for its end, and start another one."""
         return self._task.done() or self._life.over or self._unused.is_set()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, however."""
+        return self._task.done()
 
     @property
     def used(self) -> bool:
@@ -115,26 +137,41 @@ class Running:
             self._why = why
             self._unused.set()
 
-    def call(self) -> "_Call":
-        """Count a call for a block.
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Count a call while its block runs.
 
         Raises:
-            ServiceFailed: there can be none any more.
+            ServiceFailed: there can be none any more, or it was broken off.
         """
         if self._life.state is not State.READY or self._unused.is_set():
             raise self._fenced()
-        return _Call(self._count)
+        limit = asyncio.timeout(None)
+        self._calls.add(limit)
+        self._idle.clear()
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise self._fenced() from None
+        finally:
+            self._calls.discard(limit)
+            if not self._calls:
+                self._idle.set()
 
-    def _count(self, change: int) -> None:
-        self._calls += change
-        if self._calls:
-            self._idle.clear()
-        else:
-            self._idle.set()
+    def break_off(self) -> None:
+        """End the calls that run, and their commands."""
+        now = asyncio.get_running_loop().time()
+        for limit in self._calls:
+            if not limit.expired():
+                limit.reschedule(now)
 
     def _fenced(self) -> errors.ServiceFailed:
         if self._life.state is State.FALLEN:
-            return errors.ServiceFailed("exited", self._words("has ended by itself"))
+            what = self._words("has ended by itself")
+            return failed("exited", what, self._status, self._said)
         return errors.ServiceFailed("dropped", self._words("is being stopped"))
 
     def _words(self, what: str) -> str:
@@ -148,6 +185,7 @@ class Running:
         if not self._ready.done():
             self._ready.set_exception(error or self._fenced())
             self._ready.exception()  # maybe nobody waits any more
+        self._on_end(self)
 
     async def _live(self) -> None:
         files = ServiceFiles.new()
@@ -184,8 +222,8 @@ class Running:
         """Make its files, and write what has to be known before anything runs."""
         await aside(files.make)
         ambient, mark = self._connection.ambient(), os.urandom(16).hex()
-        env = {os.fsdecode(k): os.fsdecode(v) for k, v in ambient.env.items() if k}
-        self.environment = {**env, os.fsdecode(MARK): mark}
+        env = {_text(k): _text(v) for k, v in ambient.env.items() if k}
+        self.environment = {**env, _text(MARK): mark}
         document = self.spec.document(files.own(OUTPUT), files.own(TEMPORARY))
         boot, space = journal.here()
         record = ServiceRecord(
@@ -193,7 +231,7 @@ class Running:
             owner=self.spec.owner,
             stop=tuple(map(_text, self.spec.stop)),
             environment=self.environment,
-            directory=os.fsdecode(ambient.cwd),
+            directory=_text(ambient.cwd),
             document=document.decode(),
             boot=boot.decode(),
             namespace=space,
@@ -245,6 +283,7 @@ class Running:
             await taken_back(waiting, unused)
         self._life.on(Happening.LINE)
         self._ready.set_result(None)
+        self._tail = _Tail()  # which nobody needs any more
         return None
 
     async def _first_line(self, child: Child) -> None:
@@ -282,12 +321,13 @@ class Running:
             await asyncio.wait((ended, unused), return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 with suppress(*GONE):  # nothing more will be heard of it: it has ended
-                    ended.result()
+                    self._status = ended.result()
                 self._life.on(Happening.LEADER_ENDED)
                 # Its broker may have ended the tree already; that it is gone is proven
                 # by the release, after the stop command.
                 with suppress(*GONE):
                     await child.kill()
+                    _, self._said = await last_words(child)
                 await unused
         finally:
             await taken_back(ended, unused)
@@ -358,21 +398,10 @@ class _Tail:
         return kept["stdout"], kept["stderr"]
 
 
-class _Call:
-    """A call that is counted while its block runs."""
-
-    def __init__(self, count: Callable[[int], None]) -> None:
-        self._count = count
-
-    def __enter__(self) -> None:
-        self._count(1)
-
-    def __exit__(self, *_: object) -> None:
-        self._count(-1)
-
-
 def _text(word: Native) -> str:
-    return os.fsdecode(word if isinstance(word, str | bytes) else word.__fspath__())
+    """Return the text of which a `Spec` makes these bytes, whatever the locale."""
+    plain = word if isinstance(word, str | bytes) else word.__fspath__()
+    return plain if isinstance(plain, str) else plain.decode("utf-8", "surrogateescape")
 
 
 async def taken_back(*tasks: "asyncio.Future[Any]") -> None:

@@ -17,7 +17,7 @@ from actors.services.running import Running, taken_back
 from actors.services.spec import ServiceSpec
 from broker import errors
 
-__all__ = ["Service", "Services"]
+__all__ = ["Service", "Services", "close_all", "specs_of"]
 
 
 class Service:
@@ -76,7 +76,7 @@ class Service:
 
         Raises:
             ServiceFailed: the service has ended (`exited`), or is being stopped
-                (`dropped`).
+                (`dropped`): then a call that runs is ended, if the engine is closed.
             SessionNotFound: this user has closed it.
             CommandFailed, TimedOut, OutputLimitExceeded, SpawnFailed, InvalidRequest,
             CapacityExceeded, WorkerLost: see `Engine.run`.
@@ -84,7 +84,7 @@ class Service:
         self._connection.check()
         if self._closed:
             raise errors.SessionNotFound(f"the service {self.name!r} was closed")
-        with self._running.call():
+        async with self._running.call():
             return await run(
                 self._connection,
                 None,
@@ -150,6 +150,7 @@ class Services:
             await self._await_ready(running, cancel)
         except BaseException:
             running.leave()
+            self._forget(running)
             raise
         return Service(running, self._connection)
 
@@ -161,11 +162,18 @@ class Services:
         if self._closed:
             raise errors.ServiceFailed("dropped", "the engine is closed")
         if running is None:
-            running = self._running[spec.key] = Running(self._connection, spec)
+            running = Running(self._connection, spec, self._forget)
+            self._running[spec.key] = running
         if running.spec != spec:
             why = f"another service {spec.name!r} of {spec.owner!r} runs"
             raise errors.InvalidRequest("spec", why)
         return running
+
+    def _forget(self, running: Running) -> None:
+        """Forget a service that has ended, unless somebody has it still."""
+        known = self._running.get(running.spec.key) is running
+        if known and running.done and running.users == 0:
+            del self._running[running.spec.key]
 
     async def _await_ready(self, running: Running, cancel: object) -> None:
         if cancel is None:
@@ -198,16 +206,13 @@ class Services:
                 service = await self.get(spec, cancel)
                 got.append(service)
         except BaseException as first:
-            for service in reversed(got):
-                try:
-                    await asyncio.shield(service.aclose())
-                except errors.EngineError as later:
-                    add(first, later)
+            for later in await close_all(got):
+                add(first, later)
             raise
         return got
 
     async def close(self) -> None:
-        """Stop all of them, whoever uses them.
+        """Stop all of them, whoever uses them, and end the calls that run.
 
         Raises:
             ExceptionGroup: what failed of that, unless an earlier call has told it.
@@ -216,6 +221,7 @@ class Services:
         running = self._running.copy()
         for one in running.values():
             one.give_up("dropped")
+            one.break_off()  # their ends may never come
         results = await asyncio.gather(
             *(one.ended() for one in running.values()), return_exceptions=True
         )
@@ -228,6 +234,24 @@ class Services:
         ]
         if failed:
             raise ExceptionGroup("closing the services", failed)
+
+
+async def close_all(services: list[Service]) -> list[errors.EngineError]:
+    """Close services, the last one first; return what failed of that.
+
+    It goes on when the caller is cancelled.
+    """
+    return await asyncio.shield(asyncio.ensure_future(_close_each(services)))
+
+
+async def _close_each(services: list[Service]) -> list[errors.EngineError]:
+    failed = []
+    for service in reversed(services):
+        try:
+            await service.aclose()
+        except errors.EngineError as failure:
+            failed.append(failure)
+    return failed
 
 
 def specs_of(specs: object) -> list[Any]:

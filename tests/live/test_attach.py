@@ -201,6 +201,52 @@ async def test_s43_an_engine_may_rob_its_own_handle(endpoint: str) -> None:
         await mine.aclose()
 
 
+async def test_an_engine_that_robs_a_run_of_its_own_keeps_the_child(
+    endpoint: str,
+) -> None:
+    async with engine_at(endpoint) as engine:
+        running = asyncio.ensure_future(engine.run(program(REST)))
+        while not (found := await engine.children()):
+            await asyncio.sleep(0)
+        mine = await engine.attach(found[0].id, steal=True)
+        with pytest.raises(actors.SessionOwned):
+            await running
+        assert (await mine.snapshot()).status is None
+        await until(mine, b"ready\n")
+        await mine.aclose()
+
+
+FLOODS_ON_CUE = """
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+write(b"ready\\n")
+signal.sigwait({signal.SIGUSR1})
+write(bytes(4 * 1024 * 1024))
+"""
+
+
+async def test_a_cancelled_run_does_not_hold_back_a_child_that_stays(
+    endpoint: str,
+) -> None:
+    begun = asyncio.Event()
+    async with engine_at(endpoint) as engine:
+        running = asyncio.ensure_future(
+            engine.run(
+                program(FLOODS_ON_CUE),
+                into=lambda *_: begun.set(),
+                detach_ttl=100.0,
+            )
+        )
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        (left,) = await engine.children()
+        child = await engine.attach(left.id)
+        await child.signal(signal.SIGUSR1)
+        assert (await child.wait(NOT_BLOCKED)).code == 0
+        await child.aclose()
+
+
 async def test_s43_a_foreign_child_cannot_be_attached(endpoint: str) -> None:
     async with engine_at(endpoint) as engine, actors.Engine(endpoint) as foreign:
         child = await engine.spawn(program(REST), detach_ttl=100.0)

@@ -328,6 +328,19 @@ def test_s56_what_was_made_as_its_thread_was_interrupted_is_undone() -> None:
                 scope.resume()
 
 
+def test_every_service_that_came_as_its_thread_was_interrupted_is_closed(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    start = ["/bin/sh", "-c", "cat >/dev/null; echo up; exec sleep 150"]
+    stop = ["/bin/sh", "-c", f"cat >/dev/null; echo stopped >>{log}; exit 7"]
+    specs = [actors.ServiceSpec(name, "test", start, stop) for name in ("one", "two")]
+    with Engine() as engine:
+        with pytest.raises(actors.ServiceFailed, match=r"'two'.*code 7.*'one'"):
+            interrupted_as_it_comes(lambda: engine.services(specs))
+        assert log.read_text() == "stopped\n" * 2
+
+
 def test_s56_an_interrupted_attach_leaves_the_child_to_others(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/shared/broker.sock"
     with serving(endpoint), Engine(endpoint) as engine:

@@ -425,6 +425,37 @@ async def test_cancelling_a_call_ends_the_look_and_not_the_command() -> None:
         assert seen == "begun\ndone\n"
 
 
+async def test_an_end_that_a_cancelled_call_did_not_tell_is_told_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    aclose, closed = actors.Child.aclose, asyncio.Event()
+
+    async def held_up(child: actors.Child) -> None:
+        await aclose(child)
+        closed.set()
+        await asyncio.Event().wait()
+
+    async with (
+        actors.Engine(settings=toolbox.SETTINGS) as engine,
+        engine.scope(capacity=tools.SESSIONS) as scope,
+    ):
+        box = toolbox.Toolbox(scope)
+        with monkeypatch.context() as patch:
+            patch.setattr(actors.Child, "aclose", held_up)
+            starts = {"cmd": "echo last words; exit 3", "yield_time_ms": LONG}
+            call = asyncio.ensure_future(box.call("exec_command", starts))
+            await closed.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        (row,) = (await box.call("list_sessions", None)).result["sessions"]
+        assert (row["state"], row["exit_code"]) == ("ended", 3)
+        looks = {"session_id": row["session_id"], "chars": "\x03"}
+        told = (await box.call("write_stdin", looks)).result
+        assert (told["output"], told["exit_code"]) == ("last words\n", 3)
+        assert (await box.call("list_sessions", None)).result["sessions"] == []
+
+
 async def test_cancelling_a_call_does_not_take_back_what_it_is_starting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

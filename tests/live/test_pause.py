@@ -227,3 +227,32 @@ async def test_s31_the_clock_goes_on_when_who_stopped_it_is_gone(
                 assert (await visited.wait(NOT_BLOCKED)).cause == "timeout"
             await asyncio.to_thread(gone, word)
             await witness.kill([child.id])
+
+
+GIVEN_UP: list[Callable[[actors.Scope, actors.Child], Any]] = [
+    lambda _, child: child.detach(),
+    lambda _, child: child.aclose(),
+    lambda scope, _: scope.aclose(),
+]
+
+
+@pytest.mark.parametrize("give_up", GIVEN_UP)
+async def test_s31_the_clock_of_a_child_that_is_given_up_goes_on(
+    give_up: Callable[[actors.Scope, actors.Child], Any], tmp_path: Path
+) -> None:
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    with serving(endpoint):
+        async with (
+            actors.Engine(endpoint, owner_key="c0ffee") as engine,
+            actors.Engine(endpoint, owner_key="c0ffee") as other,
+        ):
+            scope = engine.scope()
+            with scope.paused():  # also around what closes meanwhile
+                child = await scope.spawn(
+                    program(REST, tag()), timeout=SHORT, detach_ttl=100.0
+                )
+                await give_up(scope, child)
+                await engine.info()  # it has been carried out
+                taken = await other.attach(child.id)
+                assert (await taken.wait(NOT_BLOCKED)).cause == "timeout"
+                await taken.aclose()

@@ -1,6 +1,7 @@
 """How many sessions there may be, who waits for room, and who asks for one twice."""
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,23 @@ async def test_s5_what_waits_for_room_never_outlives_its_scope() -> None:
             await waiting
         assert (await engine.info()).counts["waiting"] == 0
         assert await engine.children() == []
+
+
+async def test_a_scope_closes_though_long_names_wait_for_room_in_it() -> None:
+    async with actors.Engine() as engine:
+        scope = engine.scope(capacity=1, queue=NOT_BLOCKED)
+        first = await scope.spawn(program(REST))
+        names = [125 * "\N{GRINNING FACE}" + f"{number:03}" for number in range(100)]
+        waiting = [
+            asyncio.ensure_future(scope.spawn(["true"], request_id=name))
+            for name in names
+        ]
+        await arrived(first)
+        assert await scope.aclose() == 1
+        for spawn in waiting:
+            with pytest.raises(actors.SessionNotFound):
+                await spawn
+        assert (await engine.info()).counts["waiting"] == 0
 
 
 async def test_s56_a_cancelled_spawn_gives_its_place_up() -> None:
@@ -186,3 +204,73 @@ async def test_a_run_says_so_if_what_was_spawned_before_has_lost_output() -> Non
         await child.close_stdin()
         with pytest.raises(actors.OutputLost):
             await asyncio.wait_for(run, NOT_BLOCKED)
+
+
+async def test_a_second_start_that_is_given_up_leaves_the_first_ones_child() -> None:
+    command = program(REST)
+    async with actors.Engine() as engine, engine.scope() as scope:
+        owners: list[tuple[str, Any]] = [("engine", engine), ("scope", scope)]
+        starts: list[Any] = [engine.spawn, scope.spawn, engine.run, scope.run]
+        for name, owner in owners:
+            child = await owner.spawn(command, request_id=name)
+            for start in starts:
+                again = asyncio.ensure_future(start(command, request_id=name))
+                await asyncio.sleep(0)
+                again.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await again
+                await arrived(child)
+                assert not child.ended
+            await child.signal(signal.SIGKILL)
+            assert (await child.wait(NOT_BLOCKED)).signal == signal.SIGKILL
+            await child.aclose()
+
+
+async def test_a_run_that_is_given_up_leaves_the_child_to_its_scope() -> None:
+    command = program(REST)
+    async with actors.Engine() as engine, engine.scope() as scope:
+        child = await scope.spawn(command, request_id="job")
+        begun = asyncio.Event()
+        run = asyncio.ensure_future(
+            scope.run(command, request_id="job", into=lambda *_: begun.set())
+        )
+        await begun.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        await arrived(child)
+        assert not child.ended
+
+
+@pytest.mark.parametrize("first", ["run", "spawn"])
+async def test_of_two_starts_of_one_child_the_first_can_be_given_up(first: str) -> None:
+    command = program(REST)
+    async with actors.Engine() as engine:
+        starting = asyncio.ensure_future(
+            getattr(engine, first)(command, request_id="x")
+        )
+        spawning = asyncio.ensure_future(engine.spawn(command, request_id="x"))
+        await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        async with await spawning as child:
+            await until(child, b"ready\n")
+            await child.signal(signal.SIGKILL)
+            assert (await child.wait(NOT_BLOCKED)).signal == signal.SIGKILL
+            await child.aclose()
+
+
+async def test_a_scope_takes_back_no_start_of_what_another_has() -> None:
+    command = program(REST)
+    async with actors.Engine() as engine:
+        child = await engine.spawn(command, request_id="job")
+        scope = engine.scope()
+        again = asyncio.ensure_future(scope.spawn(command, request_id="job"))
+        await asyncio.sleep(0)
+        assert await scope.aclose() == 0
+        with pytest.raises(actors.SessionNotFound, match="closed meanwhile"):
+            await again
+        await arrived(child)
+        assert not child.ended
+        await child.aclose()

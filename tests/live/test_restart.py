@@ -271,6 +271,25 @@ async def test_s46_what_is_asked_meanwhile_waits_for_the_next_broker(
         assert other.id > child.id
 
 
+async def test_a_kill_of_many_that_is_cancelled_goes_on_at_the_next_broker(
+    shared: Program, endpoint: str
+) -> None:
+    brokers = Brokers(shared)
+    async with actors.Engine(endpoint) as engine, engine.scope() as scope:
+        one, other = [await scope.spawn(["sleep", "150"]) for _ in range(2)]
+        shared.signal(signal.SIGSTOP)  # nobody replaces it yet
+        await brokers.lose()
+        for kill in (engine.kill([one.id]), scope.kill()):
+            killing = asyncio.ensure_future(kill)
+            await asyncio.sleep(0)
+            killing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await killing
+        shared.signal(signal.SIGCONT)
+        for child in (one, other):
+            assert (await child.wait(2 * NOT_BLOCKED)).cause == "killed"
+
+
 WRITES_ON_CUE = """
 def cue(*_):
     write(b"new")

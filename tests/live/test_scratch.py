@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -22,7 +23,15 @@ from actors import (
 )
 from actors.connection import Connection
 from actors.scratch import LEVELS
-from tests.helpers import alive, end, eventually, tag, tagged
+from tests.helpers import (
+    FOREVER,
+    NOT_BLOCKED,
+    alive,
+    end,
+    eventually,
+    tag,
+    tagged,
+)
 from tests.live.children import REST, client, program
 from tests.parts import serving
 
@@ -118,6 +127,36 @@ async def test_a_directory_of_which_not_all_is_gone_is_kept_and_waited_for_by_no
         async with e.scope("build") as again:
             with pytest.raises(InvalidRequest):
                 await again.scratch()
+    assert list(root.iterdir()) == []
+
+
+async def test_a_scope_does_not_wait_for_what_a_child_that_stays_holds(
+    root: Path, tmp_path: Path
+) -> None:
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    patient = Settings(scratch_root=root, kill_timeout=FOREVER)
+    with serving(endpoint):
+        async with Engine(endpoint, settings=patient) as e:
+            scope = e.scope()
+            path = await scope.scratch()
+            child = await scope.spawn(program(REST), cwd=path, detach_ttl=100.0)
+            await asyncio.wait_for(scope.aclose(), NOT_BLOCKED)
+            assert path.exists()
+            again = await e.attach(child.id)
+            await again.detach(ttl=0.0)  # it ends, and lets go
+        assert list(root.iterdir()) == []
+
+
+async def test_directories_are_waited_for_all_at_once(root: Path) -> None:
+    scratches = scratch.Scratches(bytes(root), b"key", FOREVER)
+    held, free = [await scratches.path(scope) for scope in ("held", "free")]
+    holder = os.open(f"{held}.lock", os.O_RDWR)
+    fcntl.flock(holder, fcntl.LOCK_SH)
+    closing = asyncio.ensure_future(scratches.close())
+    await asyncio.to_thread(eventually, lambda: not free.exists())
+    assert held.exists()
+    os.close(holder)
+    await closing
     assert list(root.iterdir()) == []
 
 

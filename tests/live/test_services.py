@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 
 import actors
-from actors import Engine, ServiceFailed, ServiceSpec, Settings, SpawnFailed
+from actors import Engine, ServiceFailed, ServiceSpec, Settings, SpawnFailed, ignition
 from actors.child import Child
 from actors.connection import Connection
+from actors.outlet import MOST_PIECES
 from actors.services import files
 from broker.auth import RunDirectory
 from tests.helpers import (
@@ -137,6 +139,24 @@ async def test_s47_declaring_and_listing_start_nothing(
     assert helper.said() == []
 
 
+async def test_services_that_have_ended_are_forgotten(
+    helper: Helper, tmp_path: Path
+) -> None:
+    (tmp_path / "bad").mkdir()
+    bad = Helper(tmp_path / "bad", "exit 3")
+    async with Engine() as engine:
+        for name in ("one", "two"):
+            await (await engine.service(helper.spec(name))).aclose()
+        both = (refused(engine, bad.spec()), refused(engine, bad.spec()))
+        for failure in await asyncio.gather(*both):
+            assert failure.reason == "exited"
+        service = await engine.service(helper.spec("last"))
+        assert engine._services is not None
+        assert list(engine._services._running) == [("last", "test")]
+        await service.aclose()
+        assert engine._services._running == {}
+
+
 async def test_several_services_are_given_by_any_iterable_of_specs(
     opened: Opened, tmp_path: Path
 ) -> None:
@@ -180,6 +200,34 @@ async def test_s47_if_one_of_several_fails_those_before_it_are_stopped(
     assert "code 7" in message
 
 
+async def test_s47_the_clean_up_of_several_goes_on_when_it_is_cancelled(
+    opened: Opened, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    helpers = []
+    for name, start, stop in (
+        ("one", STAYS, ""),
+        ("two", STAYS, f"read x <{go}"),
+        ("three", "exit 3", ""),
+    ):
+        (tmp_path / name).mkdir()
+        helpers.append(Helper(tmp_path / name, start, stop))
+    one, two, _ = helpers
+    async with opened() as engine:
+        specs = [helper.spec(helper.directory.name) for helper in helpers]
+        starting = asyncio.ensure_future(engine.services(specs))
+        await asyncio.to_thread(eventually, lambda: "stopped" in two.said())
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert one.said() == ["started"]
+        await asyncio.to_thread(go.write_text, "now\n")
+        await asyncio.to_thread(
+            eventually, lambda: one.said() == ["started", "stopped"]
+        )
+
+
 # --- the start -----------------------------------------------------------------------
 
 
@@ -205,6 +253,38 @@ async def test_s48_both_commands_read_one_document_and_its_end(
     assert stop["context"].pop("output_dir") == directories[0]
     assert stop["context"].pop("tmp_dir") == directories[1]
     assert stop == seen
+
+
+ANOTHER_LOCALE = """
+import actors
+shell = ["/bin/sh", "-c"]
+start = 'cat >/dev/null; printf %s "$HELPER_WORD" >seen; echo up; exec sleep 150'
+stop = "cat >/dev/null; printf %s \\xfc >stopped".encode()
+spec = actors.ServiceSpec("helper", "test", [*shell, start], [*shell, stop])
+with actors.blocking.Engine() as engine:
+    service = engine.service(spec)
+    print(ascii(service.environment["HELPER_WORD"]))
+    print(ascii(engine.run(["printf", "\\xfc"]).argv))
+"""
+
+
+def test_a_service_gets_the_bytes_of_its_client_in_any_locale(
+    latin: dict[str, str], tmp_path: Path
+) -> None:
+    directory = tmp_path / "ü"
+    directory.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", ANOTHER_LOCALE],
+        cwd=directory,
+        env={**ignition.environment(), **latin, "HELPER_WORD": "ü"},
+        capture_output=True,
+        timeout=2 * NOT_BLOCKED,
+        check=False,
+    )
+    assert done.stderr == b""
+    assert done.stdout == b"'\\xfc'\n('printf', '\\xfc')\n"
+    assert (directory / "seen").read_bytes() == "ü".encode()
+    assert (directory / "stopped").read_bytes() == "ü".encode()
 
 
 async def test_s48_it_is_ready_with_its_first_line_and_not_before(
@@ -399,6 +479,27 @@ async def test_s49_stopping_waits_for_calls_and_lets_no_new_one_begin(
     assert helper.said()[4:] == ["started", "stopped"]
 
 
+async def test_s49_an_engine_that_closes_ends_the_calls(
+    opened: Opened, helper: Helper
+) -> None:
+    word = tag()
+    async with opened() as engine:
+        service = await engine.service(helper.spec())
+        call = python("signal.pause()", word)
+        calls = [
+            asyncio.ensure_future(service.run(call, timeout=timeout))
+            for timeout in (None, 2 * NOT_BLOCKED)
+        ]
+        await asyncio.to_thread(eventually, lambda: len(tagged(word)) == len(calls))
+        await asyncio.wait_for(engine.aclose(), NOT_BLOCKED)
+        for ended in calls:
+            with pytest.raises(ServiceFailed) as dropped:
+                await ended
+            assert dropped.value.reason == "dropped"
+    assert helper.said() == ["started", "stopped"]
+    gone(word)
+
+
 async def test_s49_the_leaders_own_end_fences_calls_and_ends_its_tree(
     opened: Opened, tmp_path: Path
 ) -> None:
@@ -428,6 +529,32 @@ async def test_s49_the_leaders_own_end_fences_calls_and_ends_its_tree(
         assert (await refused(engine, helper.spec())).reason == "exited"
         await service.aclose()
         assert helper.said() == ["started", "stopped"]
+
+
+async def test_s49_the_leaders_own_end_is_told_with_its_status_and_output(
+    opened: Opened, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    helper = Helper(tmp_path, f"echo ready; read x <{go}; echo bad luck >&2; exit 7")
+    async with opened() as engine:
+        service = await engine.service(helper.spec())
+        await asyncio.to_thread(go.write_text, "now\n")
+
+        async def fenced() -> ServiceFailed | None:
+            try:
+                await service.run(["true"])
+            except ServiceFailed as failed:
+                return failed
+            return None
+
+        while (failed := await fenced()) is None or not failed.stderr:
+            await asyncio.sleep(0)
+        assert (failed.stdout, failed.stderr) == (b"ready\n", b"bad luck\n")
+        for failure in (failed, await refused(engine, helper.spec())):
+            assert (failure.reason, failure.status.code) == ("exited", 7)
+            assert "code 7; stdout ends with" in str(failure)
+        await service.aclose()
 
 
 # --- the stop ------------------------------------------------------------------------
@@ -460,6 +587,31 @@ async def test_s50_what_is_left_is_killed_whatever_the_stop_command_says(
         assert not os.path.lexists(directory)
         gone(helper.word)
         await service.aclose()
+
+
+IN_MANY_PIECES = f"""
+import array, fcntl, os, termios
+for n in range({MOST_PIECES} + 500):
+    left = array.array("i", [1])
+    while left[0]:  # it was not read yet
+        fcntl.ioctl(2 - n % 2, termios.FIONREAD, left)
+    os.write(1 + n % 2, b"%d\\n" % n)
+os._exit(9)
+"""
+
+
+async def test_a_stop_command_that_failed_is_told_with_the_last_of_its_output(
+    opened: Opened, helper: Helper
+) -> None:
+    stop = python(IN_MANY_PIECES, helper.word)
+    spec = ServiceSpec("x", "test", helper.spec().start, stop)
+    async with opened() as engine:
+        service = await engine.service(spec)
+        with pytest.raises(ServiceFailed) as failed:
+            await service.aclose()
+    assert failed.value.status.code == 9
+    said = failed.value.stdout + failed.value.stderr
+    assert sorted(map(int, said.split())) == list(range(MOST_PIECES + 500))
 
 
 async def test_s50_a_stop_command_has_its_own_time(

@@ -165,6 +165,38 @@ def test_a_cell_may_hold_more_than_one_code_point() -> None:
     assert shown.styled == f"\x1b[0m{marked}! \x1b[0m"
 
 
+@pytest.mark.parametrize("code", [*range(90, 98), *range(100, 108)])
+def test_bright_colours_are_shown_by_their_numbers(code: int) -> None:
+    shown = Screen(TtySize(1, 2))
+    shown.feed(b"\x1b[%dmx" % code)
+    assert shown.styled == f"\x1b[0;{code}mx\x1b[0m \x1b[0m"
+
+
+@pytest.mark.parametrize("parts", [b"300;0;0", b"1;300;300", b"9999;9999;9999"])
+def test_a_colour_that_is_none_is_no_trouble(parts: bytes, kind: Kind) -> None:
+    shown = Screen(TtySize(1, 2))
+    shown.feed(b"\x1b[38;2;%bmx" % parts)
+    assert "x" in shown.styled
+    if kind is Pyte:
+        assert shown.styled == "\x1b[0mx \x1b[0m"
+
+
+@pytest.mark.parametrize("unseen", ["\N{VARIATION SELECTOR-16}", "\u200b", "\x01"])
+def test_what_has_no_width_ends_no_line(unseen: str) -> None:
+    screen = Screen(TtySize(1, 20))
+    screen.feed(f"\u2714{unseen} passed".encode())
+    assert screen.text.startswith("\u2714")
+    assert screen.text.endswith(" passed")
+
+
+def test_a_reset_leaves_the_second_screen() -> None:
+    screen = Screen(TtySize(3, 20))
+    screen.feed(b"old\x1b[?1049h\x1b[Hpage\x1bcnew")
+    assert screen.text == "new"
+    screen.feed(b"\x1b[?1049l")
+    assert screen.text == "new"
+
+
 # -- which one there is -------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from actors import checks
 from actors.launch import Launch
 from actors.settings import Limits, OutputPolicy, Settings, TtySize, Watch
 from actors.spec import AGENT_ENV, Ambient, Spec
@@ -223,6 +224,13 @@ def test_a_setting_of_another_kind_is_refused_by_its_name(
 def test_settings_are_checked_beside_each_other() -> None:
     refused("settings.window_bytes", lambda: Settings(window_bytes=1, chunk=2))
     refused("settings.lease_renewal", lambda: Settings(lease=1, lease_renewal=1))
+
+
+def test_a_chunk_is_no_larger_than_the_wire_takes() -> None:
+    most = wire.MAX_PAYLOAD
+    assert launch(["x"], settings=Settings(chunk=most)).chunk == most
+    wide: dict[str, Any] = {"chunk": most + 1, "window_bytes": 2 * most}
+    refused("settings.chunk", lambda: Settings(**wide))
 
 
 # --- the command ---------------------------------------------------------------------
@@ -577,6 +585,14 @@ def test_what_is_changed_after_the_request_changes_nothing() -> None:
     assert spec.observe == (b"d",)
 
 
+def test_metadata_has_no_more_pairs_than_a_snapshot_tells() -> None:
+    notes = {str(number): "" for number in range(checks.MOST_PAIRS)}
+    order = launch(["x"], metadata=notes)
+    assert wire.unpack(wire.pack(dict(order.metadata))) == notes
+    assert Launch.from_wire(order.to_wire()) == order
+    refused("metadata", lambda: Spec(["x"], metadata={**notes, "more": ""}))
+
+
 # --- the order on the wire -----------------------------------------------------------
 
 os_bytes = st.binary(max_size=20).map(lambda raw: raw.replace(b"\0", b"?"))
@@ -634,7 +650,7 @@ orders = st.builds(
     kill_timeout=some_seconds,
     kill_on_drop=st.booleans(),
     quiet=some_seconds,
-    chunk=sizes,
+    chunk=st.integers(1, wire.MAX_PAYLOAD),
     stdin_queue=sizes,
     metadata=rows(texts, texts),
     authority=st.none() | texts,
@@ -727,6 +743,7 @@ def test_an_order_with_a_field_missing_is_refused(name: Any) -> None:
         ("rlimits", [[1, 2]]),
         ("rlimits", [[1, 2, -2]]),
         ("umask", 0o1000),
+        ("chunk", wire.MAX_PAYLOAD + 1),
         ("stdin", "x"),
         ("pass_fds", [1]),
         ("metadata", [["a", b"b"]]),

@@ -264,6 +264,7 @@ def test_a_directory_is_told_as_text_whatever_its_bytes() -> None:
     [
         (SessionNotFound(), "session_id: there is no session 7"),
         (NotATerminal(), "session_id: 7 has no terminal"),
+        (InvalidRequest("input", "a line is too long"), "chars: a line is too long"),
         (SpawnFailed(2, "cwd", "/no"), "workdir: cannot use working directory '/no'"),
         (SpawnFailed(2, "exec", "/no"), "shell: cannot execute '/no'"),
         (SpawnFailed(7, "exec", "/bin/sh"), "cmd: is longer than the system takes"),

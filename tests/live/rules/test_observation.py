@@ -398,6 +398,22 @@ async def test_s56_a_run_that_ends_as_its_time_passes_has_its_result(
         assert (done.stdout, done.returncode) == (b"go\n", 3)
 
 
+async def test_a_run_whose_command_survives_its_time_is_not_waited_for(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def survived(child: actors.Child, grace: float = 2.0) -> actors.KillReceipt:
+        stuck = actors.Survivor(child.pid, 0.0, 0, "D")
+        return actors.KillReceipt(signalled=1, reaped=0, survivors=(stuck,))
+
+    monkeypatch.setattr(actors.Child, "terminate", survived)
+    word = tag()
+    async with opened() as engine:
+        running = engine.run(program(REST, word), timeout=0.1)
+        with pytest.raises(actors.TimedOut):
+            await asyncio.wait_for(running, NOT_BLOCKED)
+        await asyncio.to_thread(gone, word)
+
+
 async def test_s56_check_raises_with_code_and_output(opened: Opened) -> None:
     async with opened() as engine:
         with pytest.raises(actors.CommandFailed) as failed:

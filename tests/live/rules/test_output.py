@@ -206,6 +206,21 @@ async def test_s20_output_is_drained_when_the_last_reader_goes_away(
         await child.aclose()
 
 
+async def test_a_reader_that_is_closed_in_its_first_read_holds_nothing() -> None:
+    async with actors.Engine() as engine:
+        child = await engine.spawn(
+            program(BURST, tag(), str(MIB)), retention=OutputPolicy("block", 64 * KIB)
+        )
+        reader = child.reader(after="newest")
+        reading = asyncio.ensure_future(reader.read())
+        await asyncio.sleep(0)
+        await reader.aclose()
+        with pytest.raises(actors.InvalidRequest, match="is closed"):
+            await reading
+        assert (await child.wait(NOT_BLOCKED)).code == 0
+        await child.aclose()
+
+
 async def test_s21_events_come_in_order_and_closed_is_last(opened: Opened) -> None:
     async with opened() as engine:
         child = await engine.spawn(program(STEP_BY_STEP, tag()), stdin="pipe")
