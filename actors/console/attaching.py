@@ -92,11 +92,10 @@ async def attach(
         keyboard = None if watch else Keyboard(endpoint, child.id)
         try:
             if keyboard is not None and not keyboard.ours:
-                note = f"creche: {word} has its writer: watching only\n"
-                await stdio.put(stdio.STDERR, note.encode())
+                await stdio.tell(f"creche: {word} has its writer: watching only\n")
             if not child.tty and os.isatty(stdio.STDERR):
                 note = f"creche: attached to {word}: Ctrl-C leaves it, and it goes on\n"
-                await stdio.put(stdio.STDERR, note.encode())
+                await stdio.tell(note)
             types = keyboard is not None and keyboard.ours
             return await Attached(child, keys, types=types).run(replay=replay)
         finally:

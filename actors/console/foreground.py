@@ -175,4 +175,4 @@ async def type_in(child: actors.Child, data: bytes) -> None:
     try:
         await child.write(data)
     except actors.InvalidRequest as refused:
-        await stdio.put(stdio.STDERR, f"\r\ncreche: {refused}\r\n".encode())
+        await stdio.tell(f"\r\ncreche: {refused}\r\n")

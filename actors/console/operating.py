@@ -239,7 +239,7 @@ async def put(stream: str, data: bytes) -> None:
 async def tell_missing(count: int) -> None:
     """Say that output is not there any more."""
     words = f"creche: {count} bytes of output are not kept any more\r\n"
-    await stdio.put(stdio.STDERR, words.encode())
+    await stdio.tell(words)
 
 
 async def screen(endpoint: str, word: str) -> actors.Screen:

@@ -50,6 +50,12 @@ async def put(fd: int, data: bytes) -> None:
         raise refused(fd, error) from error
 
 
+async def tell(words: str) -> None:
+    """Say something to people, on stderr, if anybody hears it."""
+    with suppress(OSError, ReaderGone):
+        await put(STDERR, words.encode(errors="backslashreplace"))
+
+
 def refused(fd: int, error: OSError) -> OSError:
     """Return the error of a standard stream with its name."""
     return OSError(error.errno, error.strerror, NAMES[fd])

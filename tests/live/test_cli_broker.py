@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 import actors
 from actors import blocking, ignition
+from actors.console.attaching import Keyboard
 from broker import auth
 from tests.helpers import alive, eventually, gone, python, tag, tagged
 from tests.live.children import REST, program
@@ -293,6 +295,17 @@ def test_what_is_not_kept_is_told(broker: str, since: str) -> None:
         assert done.stdout == b"007"
         missing = 27 - int(since)
         assert done.stderr.startswith(f"creche: {missing} bytes of output".encode())
+
+
+def test_words_that_nobody_can_hear_keep_no_output_back(broker: str) -> None:
+    with blocking.Engine(broker) as engine:
+        keep = actors.OutputPolicy.tail(3)
+        child = engine.spawn(["printf", "%030d", "7"], retention=keep)
+        child.wait()
+        with closing(Keyboard(broker, child.id)):  # so that attach has something to say
+            for verb in ("logs", "attach"):
+                done = creche(verb, str(child.id), preexec_fn=lambda: os.close(2))
+                assert (done.returncode, done.stdout) == (0, b"007")
 
 
 # -- write, resize, screen, stats ---------------------------------------------------
