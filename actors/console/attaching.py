@@ -149,15 +149,8 @@ class Attached:
             await asyncio.gather(*left, return_exceptions=True)
 
     async def _show(self, *, replay: bool) -> actors.ExitStatus:
-        after: int | str = "newest"
-        if replay:
-            after = await self._replay()
-        async with self._child.events(after) as events:  # type: ignore[arg-type]  # it is a place
-            async for event in events:
-                if isinstance(event, actors.Chunk):
-                    await operating.put(event.stream, event.data)
-                elif isinstance(event, actors.Gap):
-                    await operating.tell_missing(event.end - event.start)
+        start = self._replay() if replay else operating.produced(self._child)
+        await operating.show(self._child, await start, None, live=True)
         return await self._child.wait()
 
     async def _replay(self) -> int:

@@ -211,9 +211,21 @@ def _written(now: actors.Stats) -> int:
     return sum(stream.produced for stream in both if stream is not None)
 
 
-async def show(child: actors.Child, start: int, until: int | None) -> None:
-    """Write a child's output from one place on, up to another or to its end."""
-    harmless = child.tty and os.isatty(stdio.STDOUT)
+async def show(
+    child: actors.Child, start: int, until: int | None, *, live: bool = False
+) -> None:
+    """Write a child's output from one place on, up to another or to its end.
+
+    Args:
+        child: whose.
+        start: bytes of both streams to leave out.
+        until: the place to end at; None: its end.
+        live: pass on what it asks the terminal: the answer goes to it.
+
+    Raises:
+        ReaderGone: nobody reads our output.
+    """
+    harmless = child.tty and os.isatty(stdio.STDOUT) and not live
     place = start
     # A reader that begins in the middle is not told what is not kept there.
     async with child.events(start or "oldest") as events:

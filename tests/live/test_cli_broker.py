@@ -16,10 +16,11 @@ import pytest
 
 import actors
 from actors import blocking, ignition
+from actors.console import attaching, operating, stdio
 from actors.console.attaching import Keyboard
 from broker import auth
 from tests.helpers import alive, eventually, gone, python, tag, tagged
-from tests.live.children import REST, program
+from tests.live.children import REST, STEP_BY_STEP, program, until
 from tests.parts import serving
 from tests.person import CRECHE, LONGEST, PATIENCE
 
@@ -306,6 +307,36 @@ def test_words_that_nobody_can_hear_keep_no_output_back(broker: str) -> None:
             for verb in ("logs", "attach"):
                 done = creche(verb, str(child.id), preexec_fn=lambda: os.close(2))
                 assert (done.returncode, done.stdout) == (0, b"007")
+
+
+async def test_s19_what_went_between_the_replay_and_the_rest_is_told(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = operating.kept
+    written: list[tuple[int, bytes]] = []
+
+    async def put(fd: int, data: bytes) -> None:
+        written.append((fd, data))
+
+    async def more_came(child: actors.Child) -> Any:
+        found = await kept(child)
+        await child.write(b"1 second\n1 third\n")
+        await child.close_stdin()
+        await child.wait()
+        return found
+
+    monkeypatch.setattr(stdio, "put", put)
+    monkeypatch.setattr(operating, "kept", more_came)
+    async with actors.Engine(broker) as engine:
+        child = await engine.spawn(
+            program(STEP_BY_STEP), stdin="pipe", retention=actors.OutputPolicy.tail(3)
+        )
+        await child.write(b"1 one\n")
+        await until(child, b"one")
+        attached = attaching.Attached(child, b"", types=False)
+        assert (await attached._show(replay=True)).code == 0
+    told = b"creche: 8 bytes of output are not kept any more\r\n"
+    assert [one for one in written if one[1]] == [(1, b"one"), (2, told), (1, b"ird")]
 
 
 # -- write, resize, screen, stats ---------------------------------------------------
