@@ -120,11 +120,18 @@ def _signals(
         ends = (signal.SIGHUP, signal.SIGQUIT)
         passed |= dict.fromkeys(ends, passed[signal.SIGTERM])
 
+    async def carry_out(number: signal.Signals) -> None:
+        try:
+            await passed[number]()
+        except actors.EngineError:
+            # Its broker is lost; to hear of that may wait for a reader, as below.
+            ours.die(number)
+
     def pass_on(number: signal.Signals) -> None:
         if child.ended:
             # What is left to do is to write for a reader that may never come.
             ours.die(number)
-        start(passed[number]())
+        start(carry_out(number))
 
     handlers: dict[signal.Signals, Callable[[], object]]
     handlers = {number: partial(pass_on, number) for number in passed}

@@ -18,8 +18,18 @@ import pytest
 
 from actors import __version__, ignition
 from broker import auth, places, tree
-from tests.helpers import NOT_BLOCKED, alive, eventually, gone, python, tag, tagged
+from tests.helpers import (
+    NOT_BLOCKED,
+    alive,
+    eventually,
+    gone,
+    is_full,
+    python,
+    tag,
+    tagged,
+)
 from tests.live.children import peak
+from tests.parts import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -590,6 +600,23 @@ def test_signals_get_through_while_nobody_reads() -> None:
 def end_again(process: "subprocess.Popen[bytes]") -> bool:
     process.terminate()
     return process.poll() is not None
+
+
+def test_signals_get_through_while_nobody_reads_and_the_broker_is_lost(
+    tmp_path: Path,
+) -> None:
+    word, endpoint = tag(), f"ipc://{tmp_path}/shared/broker.sock"
+    flood = python("while True: print('y' * 999)", word)
+    with (
+        serving(endpoint) as server,
+        started("run", "--endpoint", endpoint, *flood) as process,
+    ):
+        eventually(lambda: is_full(process.pid))
+        server.signal(signal.SIGTERM)
+        eventually(lambda: tagged(word) == [process.pid])
+        # It may not have heard yet that the broker is gone: then the signal is lost.
+        eventually(lambda: end_again(process))
+        assert process.returncode == -signal.SIGTERM
 
 
 def test_killing_it_ends_the_tree() -> None:
