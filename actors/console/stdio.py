@@ -1,7 +1,7 @@
 """The standard streams of this process, read and written beside an event loop.
 
-Reading waits in the loop, and writing in a thread: a reader may not take our output for
-hours, and signals are to get through meanwhile.
+Reading waits in the loop, and writing in a thread that nothing waits for: a reader may
+not take our output for hours, and signals are to get through meanwhile.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import stat
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
@@ -42,12 +43,35 @@ async def put(fd: int, data: bytes) -> None:
         ReaderGone: nobody will read it.
         OSError: it was refused, by a full disk for one; it names the stream.
     """
+    loop = asyncio.get_running_loop()
+    written: asyncio.Future[None] = loop.create_future()
+
+    def work() -> None:
+        refusal = None
+        try:
+            write(fd, data)
+        except OSError as error:
+            refusal = error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle, written, refusal)
+
+    # Neither the loop's end nor ours waits for it: for one of the executor both would.
+    threading.Thread(target=work, daemon=True).start()
     try:
-        await asyncio.to_thread(write, fd, data)
+        await written
     except BrokenPipeError:
         raise ReaderGone from None
     except OSError as error:
         raise refused(fd, error) from error
+
+
+def _settle(written: "asyncio.Future[None]", refusal: OSError | None) -> None:
+    if written.done():
+        return  # whoever waited was cancelled
+    if refusal is None:
+        written.set_result(None)
+    else:
+        written.set_exception(refusal)
 
 
 async def tell(words: str) -> None:

@@ -19,7 +19,7 @@ from actors import blocking, ignition
 from actors.console import attaching, operating, stdio
 from actors.console.attaching import Keyboard
 from broker import auth
-from tests.helpers import alive, eventually, gone, python, tag, tagged
+from tests.helpers import alive, eventually, gone, is_full, python, tag, tagged
 from tests.live.children import REST, STEP_BY_STEP, program, until
 from tests.parts import serving
 from tests.person import CRECHE, LONGEST, PATIENCE
@@ -276,6 +276,22 @@ def test_logs_end_quietly_with_their_reader(broker: str) -> None:
         following.stdout.close()
         assert following.wait(PATIENCE) == 128 + signal.SIGPIPE
         assert b"Traceback" not in following.stderr.read()
+
+
+@pytest.mark.parametrize("verb", [("logs", "-f"), ("attach",)], ids=" ".join)
+def test_an_interrupt_gets_through_while_nobody_reads(
+    broker: str, verb: tuple[str, ...]
+) -> None:
+    number = left("--", *python("while True: print('y' * 999)"))
+    with subprocess.Popen(
+        [*CRECHE, *verb, number],
+        env=ignition.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as looking:
+        eventually(lambda: is_full(looking.pid), PATIENCE)
+        looking.send_signal(signal.SIGINT)
+        assert looking.wait(PATIENCE) == 128 + signal.SIGINT
 
 
 def test_logs_begin_where_one_left_off(broker: str) -> None:
