@@ -79,7 +79,7 @@ def tell(words: str) -> None:
 
 def offer(words: str) -> None:
     """Write words to stderr as far as it takes them at once."""
-    fd, rest = sys.stderr.fileno(), _line(words)
+    fd, rest = stdio.unwaited(sys.stderr.fileno()), _line(words)
     with suppress(OSError):  # see above
         while rest and stdio.has_room(fd):
             rest = rest[os.write(fd, rest[: stdio.ATOMIC]) :]

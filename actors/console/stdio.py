@@ -91,13 +91,28 @@ def write(fd: int, data: bytes) -> None:
     Raises:
         OSError: it was refused.
     """
+    fd = unwaited(fd)
     rest = memoryview(data)
     while rest:
         try:
             rest = rest[os.write(fd, rest) :]
         except BlockingIOError:
-            # Somebody made the shared file non-blocking, a terminal's for one.
+            # It is a terminal, or somebody made the shared file non-blocking.
             select.select((), (fd,), ())
+
+
+@cache
+def unwaited(fd: int) -> int:
+    """Return what to write to so as never to wait for a terminal; else it is `fd`.
+
+    A terminal that has room may have less than is written. Its flags are those of all
+    who share it, so it is opened anew.
+    """
+    if _is_terminal(fd):
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        with suppress(OSError):  # it is another user's, or there is no /proc
+            return os.open(f"/proc/self/fd/{fd}", flags)
+    return fd
 
 
 async def read() -> bytes:
@@ -142,7 +157,7 @@ def _receive() -> Callable[[], bytes]:
         again = socket.socket(fileno=os.dup(STDIN))
         return partial(again.recv, PIECE, socket.MSG_DONTWAIT)
     fd = STDIN
-    if stat.S_ISFIFO(mode) or _is_terminal():
+    if stat.S_ISFIFO(mode) or _is_terminal(STDIN):
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         with suppress(OSError):  # it is another user's, or there is no /proc
             fd = os.open(f"/proc/self/fd/{STDIN}", flags)
@@ -155,7 +170,7 @@ def _in_front() -> bool:
     Others are stopped for reading, and what they run may want nothing from it. To those
     who ignore that, reading is refused, which is the end.
     """
-    if not _is_terminal() or signal.getsignal(signal.SIGTTIN) == signal.SIG_IGN:
+    if not _is_terminal(STDIN) or signal.getsignal(signal.SIGTTIN) == signal.SIG_IGN:
         return True
     try:
         return os.tcgetpgrp(STDIN) == os.getpgrp()
@@ -174,12 +189,12 @@ def _mode() -> int:
     return os.fstat(STDIN).st_mode
 
 
-def _is_terminal() -> bool:
-    """Return whether stdin is a terminal's own side.
+def _is_terminal(fd: int) -> bool:
+    """Return whether that is a terminal's own side.
 
     The other side looks like one, and opened anew it would be that of another terminal.
     """
-    return os.isatty(STDIN) and os.fstat(STDIN).st_rdev != MASTER
+    return os.isatty(fd) and os.fstat(fd).st_rdev != MASTER
 
 
 def check_input() -> None:
@@ -197,7 +212,10 @@ def check_input() -> None:
 
 
 def has_room(fd: int) -> bool:
-    """Return whether so little as ATOMIC can be written, or is refused, at once."""
+    """Return whether so little as ATOMIC can be written, or is refused, at once.
+
+    A terminal may have room for less: then `unwaited` refuses the rest.
+    """
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     return bool(poll.poll(0))
