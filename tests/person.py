@@ -111,6 +111,12 @@ class Person:
         self.screen.resize(TtySize(rows, cols))
         termios.tcsetwinsize(self._master, (rows, cols))
 
+    def hangs_up(self) -> None:
+        """Close the window."""
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(nothing, self._master, inheritable=False)
+        os.close(nothing)
+
     def signals(self, number: signal.Signals) -> None:
         """Send the command a signal."""
         self.process.send_signal(number)

@@ -85,6 +85,12 @@ def refused(fd: int, error: OSError) -> OSError:
     return OSError(error.errno, error.strerror, NAMES[fd])
 
 
+def is_hangup(fd: int, error: OSError) -> bool:
+    """Return whether a write was refused because its terminal was closed."""
+    # By then os.isatty says that it is none.
+    return error.errno == errno.EIO and stat.S_ISCHR(os.fstat(fd).st_mode)
+
+
 def write(fd: int, data: bytes) -> None:
     """Write all of `data`, in no event loop: that may take long.
 

@@ -131,6 +131,27 @@ def test_what_ignores_being_asked_is_killed_after_the_grace() -> None:
         assert person.ended() == 128 + signal.SIGKILL
 
 
+SAYS_MUCH_AT_ITS_END = python("""
+import os
+def told(*_):
+    for _ in range(96):  # more than waits for whoever does not read it
+        os.write(1, bytes(65536))
+    os._exit(7)
+signal.signal(signal.SIGTERM, told)
+print("up", flush=True)
+while True:
+    signal.pause()
+""")
+
+
+def test_a_closed_terminal_leaves_the_command_its_grace() -> None:
+    words = ("run", "--tty", "--grace", str(PATIENCE), "--", *SAYS_MUCH_AT_ITS_END)
+    with Person.at(*words) as person:
+        person.sees("up")
+        person.hangs_up()
+        assert person.process.wait(PATIENCE) == 7
+
+
 def test_a_terminal_is_restored_when_the_command_is_not_found() -> None:
     with Person.at("run", "--tty", "--", "no-such-program") as person:
         assert person.ended() == 127
