@@ -199,6 +199,14 @@ def test_variables_come_from_files_and_from_a_preset(tmp_path: Path) -> None:
     assert done.stdout == b"3,'two words' ,,less,dumb,1\n"
 
 
+def test_nothing_but_a_line_feed_ends_a_variable_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "variables"
+    value = "one\x0btwo\x0cthree\x1cfour\x85five\u2028six".encode()
+    path.write_bytes(b"A=" + value + b"\nB=b\r\n")
+    done = creche("run", "--env-file", str(path), "sh", "-c", 'printf %s "$A$B"')
+    assert (done.stdout, done.stderr) == (value + b"b", b"")
+
+
 def test_words_reach_the_command_as_the_bytes_they_are(
     latin: dict[str, str], tmp_path: Path
 ) -> None:
