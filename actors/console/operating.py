@@ -409,7 +409,7 @@ async def write(
     Raises:
         StdinUnavailable: it takes no input, or ended before it took all.
         InvalidRequest: its terminal would cut a line.
-        OSError: our stdin, which is what to write, cannot be read.
+        OSError: our stdin, which is what to write, cannot be read to its end.
     """
     async with operating(endpoint) as engine:
         child = await visit(engine, word)
@@ -417,7 +417,7 @@ async def write(
             await _write(child, data)
         elif not keys and not eof:
             stdio.check_input()
-            while piece := await stdio.read():
+            while piece := await stdio.take():
                 await _write(child, piece)
         for key in keys:
             await _press(child, key)

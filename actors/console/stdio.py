@@ -133,18 +133,21 @@ async def take() -> bytes:
     """Return what is on stdin next, as `read` does.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read; it names the stream.
     """
-    receive = _receive()
-    while True:
-        await readable(STDIN)
-        if not _in_front():
-            await asyncio.sleep(GLANCE)
-            continue
-        try:
-            return receive()
-        except BlockingIOError:
-            continue  # another reader of the same file was faster
+    try:
+        receive = _receive()
+        while True:
+            await readable(STDIN)
+            if not _in_front():
+                await asyncio.sleep(GLANCE)
+                continue
+            try:
+                return receive()
+            except BlockingIOError:
+                continue  # another reader of the same file was faster
+    except OSError as error:
+        raise refused(STDIN, error) from error
 
 
 @cache

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -149,6 +150,18 @@ def test_input_that_cannot_be_read_is_not_taken_for_none(broker: str) -> None:
     for held in (lambda: os.close(0), lambda: os.dup2(os.open("/dev/null", 1), 0)):
         line = refused("write", number, stdin=None, preexec_fn=held)
         assert line == "creche: stdin: Bad file descriptor"
+
+
+def test_input_that_breaks_off_is_not_taken_for_its_end(broker: str) -> None:
+    number = left("--interactive", "--", "cat")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.send(b"never read: so the other side is reset")
+        theirs.send(b"first\n")
+        theirs.close()
+        line = refused("write", number, stdin=ours)
+    assert line == "creche: stdin: Connection reset by peer"
+    soon(lambda: said("logs", number) == "first\n")
 
 
 @pytest.mark.parametrize("words", [("--name", "x"), ("--ttl", "5s")])
