@@ -1,5 +1,6 @@
 """A person at a terminal: types keys, sees a screen."""
 
+import fcntl
 import os
 import select
 import signal
@@ -124,6 +125,12 @@ class Person:
     def modes(self) -> list[Any]:
         """Return how the terminal is set."""
         return termios.tcgetattr(self._slave)
+
+    @property
+    def unread(self) -> int:
+        """How many bytes were typed that nobody has read."""
+        count = fcntl.ioctl(self._slave, termios.FIONREAD, bytes(4))
+        return int.from_bytes(count, sys.byteorder)
 
     @property
     def raw(self) -> bool:

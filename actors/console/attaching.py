@@ -16,7 +16,8 @@ the session ends            ends this, with its exit code
 nobody reads our output     ends this, not it
 ==========================  =====================  ===================================
 
-Ctrl-C of one who only watches ends the watching.
+Ctrl-C of one who only watches ends the watching. The detach keys are heard also while
+the program reads nothing; what was typed before them may be lost then.
 """
 
 import asyncio
@@ -34,6 +35,10 @@ from actors.console import foreground, operating, stdio, terminal
 from actors.console.keys import Detacher
 from actors.console.replay import unasking
 
+AHEAD: Final = 1024
+"""Keys, or parts of a paste, that wait for the child to read before nobody does."""
+LINGER: Final = 1.0
+"""Seconds that whoever leaves waits for what was typed before to be in."""
 _INTERRUPT: Final = b"\x03"
 _LOCK: Final = "@hhqqi"
 """The layout of struct flock."""
@@ -118,6 +123,7 @@ class Attached:
         self._types = types
         self._console = terminal.Console()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._typed: asyncio.Queue[bytes] = asyncio.Queue(AHEAD)
 
     async def run(self, *, replay: bool) -> actors.ExitStatus | None:
         """Stay attached until the child ends, or the person leaves."""
@@ -137,15 +143,16 @@ class Attached:
         """Show and type at once, until one of them is over."""
         showing = asyncio.ensure_future(self._show(replay=replay))
         typing = asyncio.ensure_future(self._type())
+        writing = asyncio.ensure_future(self._write())
         try:
             await asyncio.wait((showing, typing), return_when="FIRST_COMPLETED")
             if showing.done() or not typing.result():
                 return await showing
             return None
         finally:
-            for task in (showing, typing, *self._tasks):
+            left = (showing, typing, writing, *self._tasks)
+            for task in left:
                 task.cancel()
-            left = (showing, typing, *self._tasks)
             await asyncio.gather(*left, return_exceptions=True)
 
     async def _show(self, *, replay: bool) -> actors.ExitStatus:
@@ -174,19 +181,28 @@ class Attached:
 
         What is typed while nobody wants it is read as well: it may be the way out.
         """
+        keys = self._child.tty and self._console.there
         while data := await stdio.read():
-            if self._child.tty and self._console.there:
-                passed = self._detacher.typed(data)
-                if not self._types and _INTERRUPT in data:
-                    return True
-            else:
-                passed = data
-            with suppress(actors.StdinUnavailable):
-                if self._types and passed:
-                    await foreground.type_in(self._child, passed)
-            if self._detacher.detached:
+            passed = self._detacher.typed(data) if keys else data
+            if keys and not self._types and _INTERRUPT in data:
                 return True
+            if self._types and passed:
+                await self._typed.put(passed)
+            if self._detacher.detached:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LINGER):
+                        await self._typed.join()
+                return True
+            if not keys:  # nobody there who wants to leave: as fast as it reads
+                await self._typed.join()
         if self._types and not self._child.tty:
             with suppress(actors.StdinUnavailable):
                 await self._child.close_stdin()
         return False
+
+    async def _write(self) -> None:
+        """Write what is typed, as fast as the child reads."""
+        while True:
+            with suppress(actors.EngineError):  # if it is over, its output tells
+                await foreground.type_in(self._child, await self._typed.get())
+            self._typed.task_done()

@@ -303,6 +303,18 @@ def test_whoever_comes_next_may_type_once_the_first_is_gone(broker: str) -> None
         assert second.ended() == 0
 
 
+def test_a_session_that_reads_nothing_can_be_left(broker: str) -> None:
+    deaf = "import tty; tty.setraw(0); print('up', flush=True); signal.pause()"
+    number = left("-t", *python(deaf))
+    with Person.at("attach", number) as person:
+        person.sees("up")
+        for _ in range(30):  # more than its terminal holds
+            person.types(b"x" * 4000)
+            eventually(lambda: not person.unread)
+        person.types("\x10\x11")
+        assert person.ended() == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_the_attachment_and_restores_the_terminal(
     broker: str, number: signal.Signals
