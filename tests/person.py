@@ -122,6 +122,10 @@ class Person:
         """Send the command a signal."""
         self.process.send_signal(number)
 
+    def has_it_back(self) -> None:
+        """Set the terminal as it was at first, as a shell does for itself."""
+        termios.tcsetattr(self._slave, termios.TCSANOW, self._before)
+
     def modes(self) -> list[Any]:
         """Return how the terminal is set."""
         return termios.tcgetattr(self._slave)

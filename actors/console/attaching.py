@@ -25,10 +25,11 @@ import fcntl
 import os
 import signal
 import struct
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import actors
 from actors.console import foreground, operating, stdio, terminal
@@ -129,15 +130,26 @@ class Attached:
         """Stay attached until the child ends, or the person leaves."""
         if not (self._child.tty and self._console.there):
             return await self._both(replay=replay)
-        deadly = {n: partial(self._console.die, n) for n in terminal.ENDING}
-        size = {signal.SIGWINCH: self._fit_soon} if self._types else {}
-        with terminal.handling({**deadly, **size}), self._console.raw():
+        handlers: dict[signal.Signals, Callable[[], object]]
+        handlers = {n: partial(self._console.die, n) for n in terminal.ENDING}
+        handlers[signal.SIGCONT] = lambda: self._start(self._back())
+        if self._types:
+            handlers[signal.SIGWINCH] = self._fit_soon
+        with terminal.handling(handlers), self._console.raw():
             if self._types:
                 self._fit_soon()
             return await self._both(replay=replay)
 
     def _fit_soon(self) -> None:
-        self._tasks.add(asyncio.ensure_future(foreground.fit(self._child)))
+        self._start(foreground.fit(self._child))
+
+    async def _back(self) -> None:
+        await self._console.again()
+        if self._types:
+            await foreground.fit(self._child)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.add(asyncio.ensure_future(work))
 
     async def _both(self, *, replay: bool) -> actors.ExitStatus | None:
         """Show and type at once, until one of them is over."""

@@ -128,6 +128,10 @@ def _signals(
             # Its broker is lost; to hear of that may wait for a reader, as below.
             ours.die(number)
 
+    async def back() -> None:
+        await ours.again()
+        await fit(child)
+
     def pass_on(number: signal.Signals) -> None:
         if child.ended:
             # What is left to do is to write for a reader that may never come.
@@ -138,6 +142,7 @@ def _signals(
     handlers = {number: partial(pass_on, number) for number in passed}
     if child.tty:
         handlers[signal.SIGWINCH] = lambda: start(fit(child))
+        handlers[signal.SIGCONT] = lambda: start(back())
         start(fit(child))  # it may have changed since the spawn
     with terminal.handling(handlers):
         yield

@@ -139,7 +139,7 @@ async def take() -> bytes:
         receive = _receive()
         while True:
             await readable(STDIN)
-            if not _in_front():
+            if not in_front():
                 await asyncio.sleep(GLANCE)
                 continue
             try:
@@ -173,7 +173,7 @@ def _receive() -> Callable[[], bytes]:
     return partial(os.read, fd, PIECE)
 
 
-def _in_front() -> bool:
+def in_front() -> bool:
     """Return whether stdin is ours to read: a terminal is its foreground group's.
 
     Others are stopped for reading, and what they run may want nothing from it. To those

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from actors import blocking, ignition
-from tests.helpers import eventually, python
+from tests.helpers import eventually, go, python, stop
 from tests.parts import serving
 from tests.person import CRECHE, LONGEST, PATIENCE, Person
 
@@ -182,6 +182,50 @@ def test_a_line_too_long_for_the_terminal_is_told() -> None:
         person.types("\rtwo\r")
         person.gets(lambda output: output.count(b"two") == 2)
         person.types("\x04")
+        assert person.ended() == 0
+
+
+def test_a_terminal_that_others_had_meanwhile_is_raw_again() -> None:
+    with Person.at("run", "--tty", "--", *RAW) as person:
+        person.sees("up")
+        stop(person.process.pid)
+        person.has_it_back()
+        go(person.process.pid)
+        eventually(lambda: person.raw)
+        person.signals(signal.SIGTERM)
+        assert person.ended() == 128 + signal.SIGTERM
+
+
+SHELL = """
+import os, signal, sys, termios
+
+def modes(given):
+    termios.tcsetattr(0, termios.TCSANOW, given)
+
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+theirs, ours = termios.tcgetattr(0), termios.tcgetattr(0)
+ours[3] &= ~termios.ICANON
+modes(ours)
+job = os.fork()
+if not job:
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    os.execv(sys.argv[1], sys.argv[1:])
+_, status = os.waitpid(job, os.WUNTRACED)
+assert os.WIFSTOPPED(status)
+modes(theirs)
+os.tcsetpgrp(0, job)
+os.killpg(job, signal.SIGCONT)
+_, status = os.waitpid(job, 0)
+os.tcsetpgrp(0, os.getpgrp())
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+"""Runs a command behind itself, in modes of its own, until that wants the terminal."""
+
+
+def test_behind_a_shell_the_modes_are_not_taken_for_those_to_restore() -> None:
+    command = [sys.executable, "-c", SHELL, *CRECHE, "run", "--tty", "--", "true"]
+    with Person.before(command, rows=10, cols=50) as person:
         assert person.ended() == 0
 
 
