@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from actors import blocking, ignition
-from tests.helpers import eventually, go, python, stop
+from tests.helpers import FOREVER, eventually, go, python, stop
 from tests.parts import serving
 from tests.person import CRECHE, LONGEST, PATIENCE, Person
 
@@ -460,11 +460,14 @@ def test_top_shows_what_sessions_use_until_control_c(broker: str) -> None:
             assert person.output.endswith(GIVEN_BACK)
 
 
-def test_top_gives_the_screen_back_when_it_is_told_to_end(broker: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_top_gives_the_screen_back_when_it_is_told_to_end(
+    broker: str, number: signal.Signals
+) -> None:
     with Person.at("top") as person:
         person.sees("0 sessions")
-        person.signals(signal.SIGTERM)
-        assert person.ended() == 128 + signal.SIGTERM
+        person.signals(number)
+        assert person.ended() == 128 + number
         assert person.output.endswith(GIVEN_BACK)
 
 
@@ -479,3 +482,18 @@ def test_on_a_dumb_terminal_top_is_plain_lines(broker: str) -> None:
     with Person.at("top", "--count", "2", "--interval", "0.1", TERM="dumb") as person:
         assert person.ended() == 0
         assert person.screen.text.count("0 sessions") == 2
+
+
+# -- batch --------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_quit_shows_the_cursor_again() -> None:
+    def is_shown(output: bytes) -> bool:
+        return output.rfind(b"\x1b[?25h") > output.rfind(b"\x1b[?25l")
+
+    with Person.at("batch", ":::", f"sleep {FOREVER}", cols=100) as person:
+        person.sees("0/1 done")
+        assert not is_shown(person.output)
+        person.types("\x1c")
+        person.gets(is_shown)
+        assert person.ended() == 128 + signal.SIGQUIT
