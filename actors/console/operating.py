@@ -23,6 +23,8 @@ from actors.console.replay import unasking
 
 OWNER: Final = b"creche run --detach"
 """The key of detached sessions; it is no secret: whoever uses it is the operator."""
+MOST_DIGITS: Final = 15
+"""Digits of the number of a session at most; the engine takes none beyond 2**53."""
 QUIT: Final = b"\x1c"
 END: Final = b"\x04"
 INTERRUPT: Final = b"\x03"
@@ -66,8 +68,9 @@ async def find(engine: actors.Engine, word: str) -> int:
         SessionNotFound: there is none.
         InvalidRequest: several living ones have this name.
     """
-    if word.isdecimal():
-        return int(word)
+    number = _number(word)
+    if number is not None:
+        return number
     named = [
         found
         for found in await engine.children(ended=True)
@@ -80,6 +83,11 @@ async def find(engine: actors.Engine, word: str) -> int:
     if not named:
         raise actors.SessionNotFound(f"no session has the number or name {word!r}")
     return (living or named)[-1].id
+
+
+def _number(word: str) -> int | None:
+    """Return the number that a word is; None: no session has it, or it is a name."""
+    return int(word) if word.isdecimal() and len(word) <= MOST_DIGITS else None
 
 
 async def visit(engine: actors.Engine, word: str) -> actors.Child:
@@ -385,7 +393,7 @@ async def _numbered(engine: actors.Engine, word: str) -> str:
 async def _kill(
     engine: actors.Engine, meant: str, word: str, grace: float | None
 ) -> Killed:
-    number = int(meant) if meant.isdecimal() else None
+    number = _number(meant)
     try:
         child = await visit(engine, meant)
         ended = await (child.kill() if grace is None else child.terminate(grace))

@@ -162,6 +162,9 @@ def test_a_timeout_is_124_and_ends_the_tree(option: str) -> None:
     [
         (["--timeout", "soon", "true"], b"'soon'"),
         (["--timeout", "-1", "true"], b"timeout"),
+        (["--timeout", "9" * 400, "true"], b"is no time like"),
+        (["--limit", f"cpu={'9' * 400}", "true"], b"is no time like"),
+        (["--limit", f"core={'9' * 400}", "true"], b"is no size like"),
         (["--env", "=1", "true"], b"NAME=VALUE"),
         (["--cwd", "/no/such/place", "true"], b"/no/such/place"),
         (["--endpoint", "ipc:///no/such/broker", "true"], b"endpoint"),

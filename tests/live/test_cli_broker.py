@@ -465,6 +465,15 @@ def test_a_kill_answers_for_each(broker: str) -> None:
     assert "4711" in answers["4711"]["message"]
 
 
+@pytest.mark.parametrize("digits", [15, 16, 5000])
+def test_a_number_of_any_length_is_that_of_no_session(broker: str, digits: int) -> None:
+    assert "session" in refused("stats", "9" * digits)
+    done = creche("kill", "--json", "9" * digits)
+    (answer,) = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert answer["error"] == "session-not-found"
+
+
 def test_a_kill_may_be_of_a_scope_or_of_all(broker: str) -> None:
     with blocking.Engine(broker) as engine, engine.scope("build") as scope:
         inside, outside = scope.spawn(program(REST)), engine.spawn(program(REST))

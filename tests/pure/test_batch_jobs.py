@@ -213,6 +213,7 @@ def test_what_is_done_keeps_its_number() -> None:
     [
         (["echo {2}", ":::", "a"], "{2}: lists behind ::: are 1"),
         (["echo {0}", ":::", "a"], "{0}: lists behind ::: are 1"),
+        (["echo {" + "1" * 5000 + "}", ":::", "a"], "{1111"),
         (["echo", "::::", "file"], "'::::' is not known"),
         (["echo", ":::+", "a"], "':::+' is not known"),
     ],
