@@ -19,7 +19,7 @@ import actors
 from actors.console import stdio, terminal
 from actors.console.objects import NAME
 from actors.console.rates import Look
-from actors.console.replay import unasking
+from actors.console.replay import Unasking
 
 OWNER: Final = b"creche run --detach"
 """The key of detached sessions; it is no secret: whoever uses it is the operator."""
@@ -234,6 +234,7 @@ async def show(
         ReaderGone: nobody reads our output.
     """
     harmless = child.tty and os.isatty(stdio.STDOUT) and not live
+    asks = Unasking()
     place = start
     # A reader that begins in the middle is not told what is not kept there.
     async with child.events(start or "oldest") as events:
@@ -244,11 +245,13 @@ async def show(
             elif isinstance(event, actors.Chunk):
                 if event.sequence > place:
                     await tell_missing(event.sequence - place)
-                data = unasking(event.data) if harmless else event.data
+                data = asks.taken(event.data) if harmless else event.data
                 await put(event.stream, data)
                 place = event.sequence + len(event.data)
                 if until is not None and place >= until:
-                    return
+                    break
+    if rest := asks.rest():
+        await put("stdout", rest)
 
 
 async def put(stream: str, data: bytes) -> None:
