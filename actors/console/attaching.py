@@ -21,14 +21,11 @@ the program reads nothing; what was typed before them may be lost then.
 """
 
 import asyncio
-import fcntl
 import os
 import signal
-import struct
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import actors
@@ -41,37 +38,6 @@ AHEAD: Final = 1024
 LINGER: Final = 1.0
 """Seconds that whoever leaves waits for what was typed before to be in."""
 _INTERRUPT: Final = b"\x03"
-_LOCK: Final = "@hhqqi"
-"""The layout of struct flock."""
-
-
-class Keyboard:
-    """The right to type into a session, of one process at a time.
-
-    A lock on one byte of the broker's key file, which all who attach can open: that of
-    the session's number.
-    """
-
-    def __init__(self, endpoint: str, session: int) -> None:
-        place = Path(endpoint.removeprefix("ipc://")).parent / "operator.key"
-        self._fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
-        lock = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, session, 1, 0)
-        try:
-            # Of the open file, not of the process: that one's goes with any descriptor.
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, lock)
-        except BlockingIOError:
-            self.close()
-
-    @property
-    def ours(self) -> bool:
-        """Whether this process may type."""
-        return self._fd >= 0
-
-    def close(self) -> None:
-        """Let others have it; harmless to repeat."""
-        if self.ours:
-            os.close(self._fd)
-            self._fd = -1
 
 
 async def attach(
@@ -95,7 +61,7 @@ async def attach(
     """
     async with operating.operating(endpoint) as engine:
         child = await operating.visit(engine, word)
-        keyboard = None if watch else Keyboard(endpoint, child.id)
+        keyboard = None if watch else operating.Claim(endpoint, child.id)
         try:
             if keyboard is not None and not keyboard.ours:
                 await stdio.tell(f"creche: {word} has its writer: watching only\n")

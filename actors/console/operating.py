@@ -9,10 +9,13 @@ at once. Its end counts as told once one of them has visited it.
 """
 
 import asyncio
+import fcntl
 import os
 import signal
+import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import actors
@@ -25,6 +28,12 @@ OWNER: Final = b"creche run --detach"
 """The key of detached sessions; it is no secret: whoever uses it is the operator."""
 MOST_DIGITS: Final = 15
 """Digits of the number of a session at most; the engine takes none beyond 2**53."""
+NAMING: Final = 0
+"""The byte of the key file that is claimed to give a name: the number of no session."""
+AGAIN: Final = 0.05
+"""Seconds until a claim that others have is asked for again."""
+_LOCK: Final = "@hhqqi"
+"""The layout of struct flock."""
 QUIT: Final = b"\x1c"
 END: Final = b"\x04"
 INTERRUPT: Final = b"\x03"
@@ -135,7 +144,7 @@ async def detach(
     settings = actors.Settings(terminate_grace=grace)
     if options.get("tty"):
         options = {**options, "tty": terminal.size() or True}
-    async with operating(endpoint, settings) as engine:
+    async with operating(endpoint, settings) as engine, _naming(endpoint, name):
         if name is not None:
             await _check_name(engine, name)
             options = {**options, "metadata": {NAME: name}}
@@ -153,6 +162,53 @@ async def _check_name(engine: actors.Engine, name: str) -> None:
         if found.metadata.get(NAME) == name:
             taken = f"{name!r} is the name of session {found.id}, which still runs"
             raise actors.InvalidRequest("name", taken)
+
+
+class Claim:
+    """A right at a broker that one process has at a time: `ours` tells who has it.
+
+    A lock on one byte of the broker's key file, which every operator can open. It goes
+    with its process.
+
+    Args:
+        endpoint: of the broker.
+        byte: what it is for: `NAMING`, or the number of a session whose keyboard it is.
+    """
+
+    def __init__(self, endpoint: str, byte: int) -> None:
+        place = Path(endpoint.removeprefix("ipc://")).parent / "operator.key"
+        self._fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+        lock = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        try:
+            # Of the open file, not of the process: that one's goes with any descriptor.
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, lock)
+        except BlockingIOError:
+            self.close()
+
+    @property
+    def ours(self) -> bool:
+        """Whether this process has it."""
+        return self._fd >= 0
+
+    def close(self) -> None:
+        """Let others have it; harmless to repeat."""
+        if self.ours:
+            os.close(self._fd)
+            self._fd = -1
+
+
+@asynccontextmanager
+async def _naming(endpoint: str, name: str | None) -> AsyncIterator[None]:
+    """For a block in which one is given, have nobody else name a session there."""
+    if name is None:
+        yield
+        return
+    while not (claim := Claim(endpoint, NAMING)).ours:  # noqa: ASYNC110 - a lock tells nobody
+        await asyncio.sleep(AGAIN)
+    try:
+        yield
+    finally:
+        claim.close()
 
 
 # -- looking -----------------------------------------------------------------------

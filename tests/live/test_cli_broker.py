@@ -1,5 +1,6 @@
 """The verbs of `creche` that work on a running broker."""
 
+import asyncio
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ import pytest
 import actors
 from actors import blocking, ignition
 from actors.console import attaching, operating, stdio
-from actors.console.attaching import Keyboard
 from broker import auth
 from tests.helpers import alive, eventually, gone, is_full, python, tag, tagged
 from tests.live.children import REST, STEP_BY_STEP, program, until
@@ -116,6 +117,18 @@ def test_a_name_is_one_living_sessions(broker: str) -> None:
     assert said("logs", "same") == said("logs", second) == "second\n"
     for name in ("", "12"):
         assert "name" in refused("run", "-d", "--name", name, "--", "true", code=125)
+
+
+async def test_a_name_that_two_ask_for_at_once_is_given_to_one(broker: str) -> None:
+    start = partial(
+        operating.detach, broker, tuple(program(REST)), {}, ttl=None, grace=1.0
+    )
+    both = await asyncio.gather(
+        start(name="one"), start(name="one"), return_exceptions=True
+    )
+    (taken,) = (one for one in both if isinstance(one, actors.InvalidRequest))
+    (started,) = (one for one in both if isinstance(one, dict))
+    assert f"'one' is the name of session {started['id']}" in str(taken)
 
 
 def test_two_living_ones_of_a_name_are_told_apart_by_number(broker: str) -> None:
@@ -332,7 +345,8 @@ def test_words_that_nobody_can_hear_keep_no_output_back(broker: str) -> None:
         keep = actors.OutputPolicy.tail(3)
         child = engine.spawn(["printf", "%030d", "7"], retention=keep)
         child.wait()
-        with closing(Keyboard(broker, child.id)):  # so that attach has something to say
+        # So that attach has something to say.
+        with closing(operating.Claim(broker, child.id)):
             for verb in ("logs", "attach"):
                 done = creche(verb, str(child.id), preexec_fn=lambda: os.close(2))
                 assert (done.returncode, done.stdout) == (0, b"007")
