@@ -697,3 +697,29 @@ def test_a_terminal_has_a_bar_below_the_output(tmp_path: Path) -> None:
     assert "last" in [line.rstrip() for line in screen.display]
     assert progress not in "\n".join(screen.display)
     assert not screen.cursor.hidden
+
+
+def test_a_terminal_that_is_hung_up_ends_no_batch(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    ours, theirs = os.openpty()
+    # Rich believes in the terminal, whatever becomes of it.
+    env = {"TERM": "xterm", "FORCE_COLOR": "1"}
+    with subprocess.Popen(
+        [*BATCH, ":::", f"cat {fifo}"],
+        env=ignition.environment() | env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        try:
+            shown = b""
+            while b"\x1b[?25l" not in shown:
+                shown += os.read(ours, 65536)
+            os.close(ours)
+            fifo.write_bytes(b"out\n")
+            out, _ = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert (process.returncode, out) == (0, b"out\n")

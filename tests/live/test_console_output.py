@@ -44,12 +44,28 @@ os.write(said, b"free\\n")
 """The same of words for people, which it has written to the same file."""
 
 
+DRAWS = """
+import os
+from actors.batch.bar import Bar
+from actors.batch.tally import Tally
+
+said = os.dup(2)
+os.dup2(1, 2)
+bar = Bar()
+for _ in range(1000):  # more than it takes
+    bar.draw(Tally(total=3), 1.0)
+bar.close()
+os.write(said, b"free\\n")
+"""
+"""The same of a bar."""
+
+
 @contextmanager
 def before_a_terminal(script: str) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
     ours, theirs = os.openpty()
     with subprocess.Popen(
         [sys.executable, "-c", script],
-        env=ignition.environment(),
+        env=ignition.environment() | {"TERM": "xterm"},
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=subprocess.PIPE,
@@ -75,7 +91,8 @@ def test_a_terminal_that_nobody_reads_holds_up_what_is_for_it_alone() -> None:
         assert process.wait() == 0
 
 
-def test_words_for_people_wait_for_no_terminal() -> None:
-    with before_a_terminal(OFFERS) as (_, process):
+@pytest.mark.parametrize("script", [OFFERS, DRAWS], ids=["words", "bar"])
+def test_what_is_for_people_waits_for_no_terminal(script: str) -> None:
+    with before_a_terminal(script) as (_, process):
         assert process.stderr is not None
         assert process.stderr.readline() == "free\n"
