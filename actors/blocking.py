@@ -43,7 +43,7 @@ from actors.blocking_streams import (
     Results,
 )
 from actors.events import Completed, Info, KillReceipt, Snapshot
-from actors.portal import Portal, check_context, fired
+from actors.portal import Known, Portal, check_context, fired, settled
 from actors.recovery import Recovery
 from actors.services.command import merged
 from actors.services.spec import ServiceSpec
@@ -228,7 +228,9 @@ class Engine:
         portal = self._portal
 
         def make() -> Scope:
-            watch = None if cancel is None else asyncio.ensure_future(_fired(cancel))
+            watch = None
+            if cancel is not None:
+                watch = asyncio.ensure_future(_fired(cancel, portal.known))
             try:
                 scope = self._engine.scope(
                     name, cancel=watch, capacity=capacity, queue=queue
@@ -267,7 +269,9 @@ class Engine:
         def undo(service: actors.services.service.Service) -> None:
             portal.close(service.aclose, None)
 
-        return Service(portal, portal.call(lambda: _watched(cancel, start), undo))
+        return Service(
+            portal, portal.call(lambda: _watched(cancel, portal.known, start), undo)
+        )
 
     def services(
         self, specs: Iterable[ServiceSpec], *, cancel: Cancel | None = None
@@ -290,7 +294,7 @@ class Engine:
             if failed := portal.close(lambda: closing(services), []):
                 raise merged(failed)
 
-        found = portal.call(lambda: _watched(cancel, start), undo)
+        found = portal.call(lambda: _watched(cancel, portal.known, start), undo)
         return [Service(portal, service) for service in found]
 
     def attach(self, session_id: int, *, steal: bool = False) -> Child:
@@ -637,22 +641,22 @@ def _map(
 
 async def _watched(
     cancel: Cancel | None,
+    known: Known,
     start: Callable[["asyncio.Task[None] | None"], Coroutine[Any, Any, T]],
 ) -> T:
     """Await what `start` gives, which gets a task that ends when `cancel` fires."""
     checks.optional(_check_cancel)("cancel", cancel)
     if cancel is None:
         return await start(None)
-    watch = asyncio.ensure_future(_fired(cancel))
+    watch = asyncio.ensure_future(_fired(cancel, known))
     try:
         return await start(watch)
     finally:
         watch.cancel()
 
 
-async def _fired(cancel: Cancel) -> None:
+async def _fired(cancel: Cancel, known: Known) -> None:
     if isinstance(cancel, threading.Event):
         await fired(cancel)
     else:
-        # `wait` leaves it alone when it is cancelled itself.
-        await asyncio.wait([asyncio.wrap_future(cancel)])
+        await settled(cancel, known)

@@ -23,6 +23,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from broker import errors
@@ -34,6 +35,8 @@ LOOK: Final = 0.02
 
 T = TypeVar("T")
 Call = Callable[[], Coroutine[Any, Any, T]]
+Known = weakref.WeakKeyDictionary[Future[Any], asyncio.Future[None]]
+"""Futures of other threads that a loop has asked, and what they settle in it."""
 
 
 class Closable(Protocol):
@@ -47,6 +50,9 @@ class Portal:
     """An event loop in a thread of its own, in which `resident` lives.
 
     Everything that needs the loop holds the portal: once nothing does, it stops.
+
+    Attributes:
+        known: for `settled`, in the loop alone; what waits there holds no portal.
     """
 
     def __init__(self, resident: Closable) -> None:
@@ -56,6 +62,7 @@ class Portal:
         self._stop = asyncio.Event()
         self._lock = threading.Lock()
         self._stopping = False
+        self.known: Known = weakref.WeakKeyDictionary()
         self._thread = threading.Thread(
             target=_serve,
             args=(self._loop, self._stop, resident),
@@ -244,6 +251,32 @@ async def fired(event: threading.Event) -> None:
     """Return once a `threading.Event` is set."""
     while not event.is_set():  # noqa: ASYNC110 - there is no other way to hear of it
         await asyncio.sleep(LOOK)
+
+
+async def settled(future: "Future[Any]", known: Known) -> None:
+    """Return once a future of other threads is done.
+
+    Whatever asks one stays in it until it is done: the loop does so once.
+    """
+    if future not in known:
+        known[future] = _asked(future)
+    # `wait` leaves it alone when it is cancelled itself.
+    await asyncio.wait([known[future]])
+
+
+def _asked(future: "Future[Any]") -> "asyncio.Future[None]":
+    """Return what is settled in this loop when a future of other threads is done."""
+    ours = asyncio.get_running_loop().create_future()
+    found = weakref.ref(ours)  # which goes with its loop, and may do so before
+
+    def tell(_: object) -> None:
+        ours = found()
+        if ours is not None:
+            with suppress(RuntimeError):  # its loop is closed
+                ours.get_loop().call_soon_threadsafe(ours.set_result, None)
+
+    future.add_done_callback(tell)
+    return ours
 
 
 def _serve(

@@ -106,6 +106,17 @@ def parent(pid: int) -> int:
     return int(stat.rpartition(")")[2].split()[1])
 
 
+def is_full(pid: int) -> bool:
+    """Return whether a process's stdout, a pipe, takes no more until somebody reads."""
+    fd = os.open(f"/proc/{pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    try:
+        return not poller.poll(0)
+    finally:
+        os.close(fd)
+
+
 def end(pids: Iterable[int]) -> None:
     """SIGKILL exactly these processes; one may follow another by itself."""
     for pid in pids:

@@ -1,5 +1,6 @@
 """A person at a terminal: types keys, sees a screen."""
 
+import fcntl
 import os
 import select
 import signal
@@ -111,13 +112,29 @@ class Person:
         self.screen.resize(TtySize(rows, cols))
         termios.tcsetwinsize(self._master, (rows, cols))
 
+    def hangs_up(self) -> None:
+        """Close the window."""
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(nothing, self._master, inheritable=False)
+        os.close(nothing)
+
     def signals(self, number: signal.Signals) -> None:
         """Send the command a signal."""
         self.process.send_signal(number)
 
+    def has_it_back(self) -> None:
+        """Set the terminal as it was at first, as a shell does for itself."""
+        termios.tcsetattr(self._slave, termios.TCSANOW, self._before)
+
     def modes(self) -> list[Any]:
         """Return how the terminal is set."""
         return termios.tcgetattr(self._slave)
+
+    @property
+    def unread(self) -> int:
+        """How many bytes were typed that nobody has read."""
+        count = fcntl.ioctl(self._slave, termios.FIONREAD, bytes(4))
+        return int.from_bytes(count, sys.byteorder)
 
     @property
     def raw(self) -> bool:

@@ -1,18 +1,29 @@
 """A progress bar on a terminal, by rich."""
 
+import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from actors.batch import progress
 from actors.batch.tally import Tally
 
 PERIOD: Final = 0.25
 """Seconds from one sight of it to the next."""
+
+
+class _Stderr(io.FileIO):
+    """Our stderr, which nobody waits for: it may stand still, or be hung up."""
+
+    def write(self, data: Any, /) -> int:
+        """Write what it takes at once."""
+        progress.write_now(bytes(data))
+        return len(data)
 
 
 class Bar:
@@ -21,10 +32,16 @@ class Bar:
     period = PERIOD
 
     def __init__(self) -> None:
+        self._stderr = io.TextIOWrapper(
+            _Stderr(sys.stderr.fileno(), "w", closefd=False),
+            sys.stderr.encoding,
+            "backslashreplace",
+            write_through=True,
+        )
         self._progress = Progress(
             BarColumn(bar_width=None),
             TextColumn("{task.description}"),
-            console=Console(stderr=True),
+            console=Console(file=self._stderr),
             auto_refresh=False,  # no thread: it is drawn when it is told to
             transient=True,
             redirect_stdout=False,
@@ -53,8 +70,7 @@ class Bar:
 
     def _appear(self) -> None:
         if self._mid_line:
-            sys.stderr.write("\n")  # the bar would take the place of that line
-            sys.stderr.flush()
+            self._stderr.write("\n")  # the bar would take the place of that line
         self._mid_line = False
         self._visible = True
         self._progress.start()

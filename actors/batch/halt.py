@@ -77,10 +77,10 @@ class Halt:
             reached: the exit code of the job with which the condition came true; None
                 if it did not.
         """
-        if reached is not None and not self.share:
+        if reached is not None:
             if self.why == "success":
                 return 0
-            if (self.why, self.number) == ("fail", 1):
+            if (self.why, self.number, self.share) == ("fail", 1, False):
                 return reached
         return min(failed, MOST_TOLD + 1)
 

@@ -34,6 +34,8 @@ FIELDS: Final = (
 )
 """What an object may have; all but `id` are options of a spawn."""
 SEPARATOR: Final = ":::"
+MOST_DIGITS: Final = 9
+"""Digits of the number of a list; nobody gives so many."""
 
 _OBJECT: Final = re.compile(r'\s*\{(?:"|\s*"(?:[^"\\]|\\.)*"\s*:|\s*\}\s*$)')
 _PLACE: Final = re.compile(r"\{(#|\d*)\}")
@@ -205,7 +207,7 @@ class Template:
         places = _PLACE.findall(command)
         self._command = command if places else f"{command} {{}}".strip()
         for name in places:
-            if name.isdigit() and not 0 < int(name) <= len(self._lists):
+            if name.isdigit() and not self._has(name):
                 raise BadJob(f"{{{name}}}: lists behind ::: are {len(self._lists)}")
 
     @property
@@ -224,6 +226,10 @@ class Template:
         """
         for seq, inputs in enumerate(itertools.product(*self._lists), 1):
             yield None if seq in done else self._job(seq, inputs)
+
+    def _has(self, place: str) -> bool:
+        """Return whether there is a list of this number, which may be a long one."""
+        return len(place) <= MOST_DIGITS and 0 < int(place) <= len(self._lists)
 
     def _job(self, seq: int, inputs: tuple[str, ...]) -> Job:
         words = [quote(word) for word in inputs] if self._quoted else [*inputs]

@@ -38,7 +38,7 @@ MOST_WARM: Final = 16
 QUEUE: Final = 86400.0
 """Seconds that a job waits for room in a shared broker: a day."""
 
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Source(Protocol):

@@ -44,7 +44,13 @@ class Spool:
 
     def __init__(self) -> None:
         self.sizes = dict.fromkeys(STREAMS, 0)
-        self._files: dict[str, IO[bytes]] = {s: self._open(s) for s in STREAMS}
+        self._files: dict[str, IO[bytes]] = {}
+        try:
+            for stream in STREAMS:
+                self._files[stream] = self._open(stream)
+        except OSError:
+            self.close()
+            raise
 
     def _open(self, _stream: str) -> IO[bytes]:
         return tempfile.SpooledTemporaryFile(IN_MEMORY)
@@ -64,23 +70,34 @@ class Spool:
         return tempfile.gettempdir()
 
     def pieces(self, stream: str) -> Iterator[bytes]:
-        """Yield what was written to a stream."""
+        """Yield what was written to a stream.
+
+        Raises:
+            OSError: see `write`; some of it may not have been tried before.
+        """
         file = self._files[stream]
-        file.seek(0)
-        while data := file.read(PIECE):
-            yield data
+        with named(self._path(stream)):
+            file.seek(0)
+            while data := file.read(PIECE):
+                yield data
 
     def last(self, size: int) -> bytes:
-        """Return the last bytes of stderr, or of stdout if that is empty."""
+        """Return the last bytes of stderr, or of stdout if that is empty.
+
+        Raises:
+            OSError: see `pieces`.
+        """
         stream = STREAMS[1] if self.sizes[STREAMS[1]] else STREAMS[0]
         file = self._files[stream]
-        file.seek(max(0, self.sizes[stream] - size))
-        return file.read(size)
+        with named(self._path(stream)):
+            file.seek(max(0, self.sizes[stream] - size))
+            return file.read(size)
 
     def close(self) -> None:
         """Let go of it; harmless to repeat."""
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):  # what a full disk refused before, it does again
+                file.close()
 
 
 class Results(Spool):
@@ -123,7 +140,7 @@ class Results(Spool):
         """Let go of it, and of what was not kept; harmless to repeat."""
         super().close()
         for name in self._loose:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # it may never have been made
                 os.unlink(self._path(name))
 
     def _path(self, name: str) -> str:

@@ -16,16 +16,16 @@ async def write(fd: int, data: bytes) -> None:
         BrokenPipeError: nobody does any more.
         OSError: it is refused, by a full disk for one; it names the stream.
     """
-    rest = memoryview(data)
+    rest, file = memoryview(data), stdio.unwaited(fd)
     left = SHARE
     while rest:
         if left <= 0 or not stdio.has_room(fd):
             await stdio.writable(fd)
             left = SHARE
         try:
-            count = os.write(fd, rest[: stdio.ATOMIC])
+            count = os.write(file, rest[: stdio.ATOMIC])
         except BlockingIOError:
-            left = 0  # somebody made the shared file non-blocking, and it is full
+            left = 0  # a terminal, or somebody made the shared file non-blocking
             continue
         except BrokenPipeError:
             raise

@@ -31,14 +31,15 @@ def place(inputs: Sequence[str]) -> str:
     r"""Return the directory of a job's results below that of all.
 
     As GNU parallel names it: the number of each input, and its text with `\_` for a
-    slash. But `.` and `..` become `\.` and `\..`, for they would lead elsewhere, and a
-    text that is too long ends in a checksum, for others may begin like it.
+    slash. But an empty text, `.` and `..` become `\`, `\.` and `\..`, for they would
+    lead elsewhere, and a text that is too long ends in a checksum, for others may begin
+    like it.
     """
     return "/".join(f"{n}/{_name(text)}" for n, text in enumerate(inputs, 1))
 
 
 def _name(text: str) -> str:
-    if text in (".", ".."):
+    if text in ("", ".", ".."):
         return f"\\{text}"
     name = text.translate(_NAMES)
     raw = name.encode("utf-8", "surrogateescape")

@@ -81,7 +81,7 @@ def _env_files(
     for path in given:
         try:
             with open(path) as file:
-                lines = file.read().splitlines()
+                lines = file.read().split("\n")  # nothing else ends one
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "is no text"
             raise click.BadParameter(f"{path}: {why}", param=parameter) from error

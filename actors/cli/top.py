@@ -92,8 +92,8 @@ def _shown(*, as_json: bool, endless: bool) -> Iterator[Callable[[Round], None]]
         return
     from rich.text import Text  # noqa: PLC0415 - an extra, for terminals
 
-    # An end by SIGTERM or SIGHUP has to give the screen back, too.
-    for number in (signal.SIGHUP, signal.SIGTERM):
+    # An end by one of these has to give the screen back, too.
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, _end)
     with live:
         yield lambda found: live.update(

@@ -1,6 +1,7 @@
 """What the verbs share: values people write, and how to say things."""
 
 import io
+import math
 import os
 import re
 import sys
@@ -71,11 +72,12 @@ class Size(click.ParamType[int]):
 
 
 def _scaled(text: str, units: dict[str, Any]) -> float | None:
-    """Return a number times its unit; None if it is not written like that."""
+    """Return a number times its unit; None if it is not written so, or too long."""
     found = _NUMBER.fullmatch(text.strip())
     if found is None or found[2] not in units:
         return None
-    return float(found[1]) * float(units[found[2]])
+    number = float(found[1]) * float(units[found[2]])
+    return number if math.isfinite(number) else None
 
 
 SECONDS: Final = Seconds()

@@ -16,56 +16,28 @@ the session ends            ends this, with its exit code
 nobody reads our output     ends this, not it
 ==========================  =====================  ===================================
 
-Ctrl-C of one who only watches ends the watching.
+Ctrl-C of one who only watches ends the watching. The detach keys are heard also while
+the program reads nothing; what was typed before them may be lost then.
 """
 
 import asyncio
-import fcntl
 import os
 import signal
-import struct
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import actors
 from actors.console import foreground, operating, stdio, terminal
 from actors.console.keys import Detacher
 from actors.console.replay import unasking
 
+AHEAD: Final = 1024
+"""Keys, or parts of a paste, that wait for the child to read before nobody does."""
+LINGER: Final = 1.0
+"""Seconds that whoever leaves waits for what was typed before to be in."""
 _INTERRUPT: Final = b"\x03"
-_LOCK: Final = "@hhqqi"
-"""The layout of struct flock."""
-
-
-class Keyboard:
-    """The right to type into a session, of one process at a time.
-
-    A lock on one byte of the broker's key file, which all who attach can open: that of
-    the session's number.
-    """
-
-    def __init__(self, endpoint: str, session: int) -> None:
-        place = Path(endpoint.removeprefix("ipc://")).parent / "operator.key"
-        self._fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
-        lock = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, session, 1, 0)
-        try:
-            # Of the open file, not of the process: that one's goes with any descriptor.
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, lock)
-        except BlockingIOError:
-            self.close()
-
-    @property
-    def ours(self) -> bool:
-        """Whether this process may type."""
-        return self._fd >= 0
-
-    def close(self) -> None:
-        """Let others have it; harmless to repeat."""
-        if self.ours:
-            os.close(self._fd)
-            self._fd = -1
 
 
 async def attach(
@@ -89,14 +61,13 @@ async def attach(
     """
     async with operating.operating(endpoint) as engine:
         child = await operating.visit(engine, word)
-        keyboard = None if watch else Keyboard(endpoint, child.id)
+        keyboard = None if watch else operating.Claim(endpoint, child.id)
         try:
             if keyboard is not None and not keyboard.ours:
-                note = f"creche: {word} has its writer: watching only\n"
-                await stdio.put(stdio.STDERR, note.encode())
+                await stdio.tell(f"creche: {word} has its writer: watching only\n")
             if not child.tty and os.isatty(stdio.STDERR):
                 note = f"creche: attached to {word}: Ctrl-C leaves it, and it goes on\n"
-                await stdio.put(stdio.STDERR, note.encode())
+                await stdio.tell(note)
             types = keyboard is not None and keyboard.ours
             return await Attached(child, keys, types=types).run(replay=replay)
         finally:
@@ -119,46 +90,52 @@ class Attached:
         self._types = types
         self._console = terminal.Console()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._typed: asyncio.Queue[bytes] = asyncio.Queue(AHEAD)
 
     async def run(self, *, replay: bool) -> actors.ExitStatus | None:
         """Stay attached until the child ends, or the person leaves."""
         if not (self._child.tty and self._console.there):
             return await self._both(replay=replay)
-        deadly = {n: partial(self._console.die, n) for n in terminal.ENDING}
-        size = {signal.SIGWINCH: self._fit_soon} if self._types else {}
-        with terminal.handling({**deadly, **size}), self._console.raw():
+        handlers: dict[signal.Signals, Callable[[], object]]
+        handlers = {n: partial(self._console.die, n) for n in terminal.ENDING}
+        handlers[signal.SIGCONT] = lambda: self._start(self._back())
+        if self._types:
+            handlers[signal.SIGWINCH] = self._fit_soon
+        with terminal.handling(handlers), self._console.raw():
             if self._types:
                 self._fit_soon()
             return await self._both(replay=replay)
 
     def _fit_soon(self) -> None:
-        self._tasks.add(asyncio.ensure_future(foreground.fit(self._child)))
+        self._start(foreground.fit(self._child))
+
+    async def _back(self) -> None:
+        await self._console.again()
+        if self._types:
+            await foreground.fit(self._child)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.add(asyncio.ensure_future(work))
 
     async def _both(self, *, replay: bool) -> actors.ExitStatus | None:
         """Show and type at once, until one of them is over."""
         showing = asyncio.ensure_future(self._show(replay=replay))
         typing = asyncio.ensure_future(self._type())
+        writing = asyncio.ensure_future(self._write())
         try:
             await asyncio.wait((showing, typing), return_when="FIRST_COMPLETED")
             if showing.done() or not typing.result():
                 return await showing
             return None
         finally:
-            for task in (showing, typing, *self._tasks):
+            left = (showing, typing, writing, *self._tasks)
+            for task in left:
                 task.cancel()
-            left = (showing, typing, *self._tasks)
             await asyncio.gather(*left, return_exceptions=True)
 
     async def _show(self, *, replay: bool) -> actors.ExitStatus:
-        after: int | str = "newest"
-        if replay:
-            after = await self._replay()
-        async with self._child.events(after) as events:  # type: ignore[arg-type]  # it is a place
-            async for event in events:
-                if isinstance(event, actors.Chunk):
-                    await operating.put(event.stream, event.data)
-                elif isinstance(event, actors.Gap):
-                    await operating.tell_missing(event.end - event.start)
+        start = self._replay() if replay else operating.produced(self._child)
+        await operating.show(self._child, await start, None, live=True)
         return await self._child.wait()
 
     async def _replay(self) -> int:
@@ -182,19 +159,28 @@ class Attached:
 
         What is typed while nobody wants it is read as well: it may be the way out.
         """
+        keys = self._child.tty and self._console.there
         while data := await stdio.read():
-            if self._child.tty and self._console.there:
-                passed = self._detacher.typed(data)
-                if not self._types and _INTERRUPT in data:
-                    return True
-            else:
-                passed = data
-            with suppress(actors.StdinUnavailable):
-                if self._types and passed:
-                    await foreground.type_in(self._child, passed)
-            if self._detacher.detached:
+            passed = self._detacher.typed(data) if keys else data
+            if keys and not self._types and _INTERRUPT in data:
                 return True
+            if self._types and passed:
+                await self._typed.put(passed)
+            if self._detacher.detached:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LINGER):
+                        await self._typed.join()
+                return True
+            if not keys:  # nobody there who wants to leave: as fast as it reads
+                await self._typed.join()
         if self._types and not self._child.tty:
             with suppress(actors.StdinUnavailable):
                 await self._child.close_stdin()
         return False
+
+    async def _write(self) -> None:
+        """Write what is typed, as fast as the child reads."""
+        while True:
+            with suppress(actors.EngineError):  # if it is over, its output tells
+                await foreground.type_in(self._child, await self._typed.get())
+            self._typed.task_done()

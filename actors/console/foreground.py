@@ -13,7 +13,8 @@ nobody reads stdout    ends its tree, as a shell's pipeline would
 
 With a terminal of its own, it has the size of ours, and follows it; ours is raw, so
 that keys such as ^C come as bytes, and are what its terminal makes of them. SIGHUP and
-SIGQUIT do to it what SIGTERM does.
+SIGQUIT do to it what SIGTERM does, and so does the end of ours: what it says then is
+lost.
 
 Nothing is kept whole, in either direction: the child waits for whoever reads its
 output, and whoever feeds it waits for the child. Both kinds of waiting leave the event
@@ -100,7 +101,7 @@ async def _join(child: actors.Child, grace: float) -> Ended:
     with _signals(start, child, ours, grace):
         try:
             with ours.raw() if child.tty else nullcontext():
-                return await _drain(child)
+                return await _drain(child, lambda: start(child.terminate(grace)))
         finally:
             for task in tasks:
                 task.cancel()
@@ -120,16 +121,28 @@ def _signals(
         ends = (signal.SIGHUP, signal.SIGQUIT)
         passed |= dict.fromkeys(ends, passed[signal.SIGTERM])
 
+    async def carry_out(number: signal.Signals) -> None:
+        try:
+            await passed[number]()
+        except actors.EngineError:
+            # Its broker is lost; to hear of that may wait for a reader, as below.
+            ours.die(number)
+
+    async def back() -> None:
+        await ours.again()
+        await fit(child)
+
     def pass_on(number: signal.Signals) -> None:
         if child.ended:
             # What is left to do is to write for a reader that may never come.
             ours.die(number)
-        start(passed[number]())
+        start(carry_out(number))
 
     handlers: dict[signal.Signals, Callable[[], object]]
     handlers = {number: partial(pass_on, number) for number in passed}
     if child.tty:
         handlers[signal.SIGWINCH] = lambda: start(fit(child))
+        handlers[signal.SIGCONT] = lambda: start(back())
         start(fit(child))  # it may have changed since the spawn
     with terminal.handling(handlers):
         yield
@@ -142,20 +155,37 @@ async def fit(child: actors.Child) -> None:
         await child.resize(size.rows, size.cols)
 
 
-async def _drain(child: actors.Child) -> Ended:
-    """Write the child's output to ours until its end, and return how it ended."""
-    status = None
+async def _drain(child: actors.Child, ask_to_end: Callable[[], None]) -> Ended:
+    """Write the child's output to ours until its end, and return how it ended.
+
+    Once our terminal is closed its output is dropped: so it has its grace to end in,
+    whether SIGHUP has come by then or not.
+    """
+    status, dropped = None, False
     written: Counter[str] = Counter({"stdout": 0, "stderr": 0})
     async with child.events() as events:
         async for event in events:
             if isinstance(event, actors.Chunk):
-                ours = stdio.STDOUT if event.stream == "stdout" else stdio.STDERR
-                await stdio.put(ours, event.data)
                 written[event.stream] += len(event.data)
+                if not dropped and not await _taken(child, event):
+                    dropped = True
+                    ask_to_end()
             elif isinstance(event, actors.Exited):
                 status = event.status
     assert status is not None  # Exited comes before Closed
     return Ended(status, dict(written))
+
+
+async def _taken(child: actors.Child, output: actors.Chunk) -> bool:
+    """Write output to ours; return False if that is a terminal that was closed."""
+    ours = stdio.STDOUT if output.stream == "stdout" else stdio.STDERR
+    try:
+        await stdio.put(ours, output.data)
+    except OSError as error:
+        if child.tty and stdio.is_hangup(ours, error):
+            return False
+        raise
+    return True
 
 
 async def _feed(child: actors.Child) -> None:
@@ -175,4 +205,4 @@ async def type_in(child: actors.Child, data: bytes) -> None:
     try:
         await child.write(data)
     except actors.InvalidRequest as refused:
-        await stdio.put(stdio.STDERR, f"\r\ncreche: {refused}\r\n".encode())
+        await stdio.tell(f"\r\ncreche: {refused}\r\n")

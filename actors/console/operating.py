@@ -9,20 +9,31 @@ at once. Its end counts as told once one of them has visited it.
 """
 
 import asyncio
+import fcntl
 import os
 import signal
+import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import actors
 from actors.console import stdio, terminal
 from actors.console.objects import NAME
 from actors.console.rates import Look
-from actors.console.replay import unasking
+from actors.console.replay import Unasking
 
 OWNER: Final = b"creche run --detach"
 """The key of detached sessions; it is no secret: whoever uses it is the operator."""
+MOST_DIGITS: Final = 15
+"""Digits of the number of a session at most; the engine takes none beyond 2**53."""
+NAMING: Final = 0
+"""The byte of the key file that is claimed to give a name: the number of no session."""
+AGAIN: Final = 0.05
+"""Seconds until a claim that others have is asked for again."""
+_LOCK: Final = "@hhqqi"
+"""The layout of struct flock."""
 QUIT: Final = b"\x1c"
 END: Final = b"\x04"
 INTERRUPT: Final = b"\x03"
@@ -66,8 +77,9 @@ async def find(engine: actors.Engine, word: str) -> int:
         SessionNotFound: there is none.
         InvalidRequest: several living ones have this name.
     """
-    if word.isdecimal():
-        return int(word)
+    number = _number(word)
+    if number is not None:
+        return number
     named = [
         found
         for found in await engine.children(ended=True)
@@ -80,6 +92,11 @@ async def find(engine: actors.Engine, word: str) -> int:
     if not named:
         raise actors.SessionNotFound(f"no session has the number or name {word!r}")
     return (living or named)[-1].id
+
+
+def _number(word: str) -> int | None:
+    """Return the number that a word is; None: no session has it, or it is a name."""
+    return int(word) if word.isdecimal() and len(word) <= MOST_DIGITS else None
 
 
 async def visit(engine: actors.Engine, word: str) -> actors.Child:
@@ -127,7 +144,7 @@ async def detach(
     settings = actors.Settings(terminate_grace=grace)
     if options.get("tty"):
         options = {**options, "tty": terminal.size() or True}
-    async with operating(endpoint, settings) as engine:
+    async with operating(endpoint, settings) as engine, _naming(endpoint, name):
         if name is not None:
             await _check_name(engine, name)
             options = {**options, "metadata": {NAME: name}}
@@ -145,6 +162,53 @@ async def _check_name(engine: actors.Engine, name: str) -> None:
         if found.metadata.get(NAME) == name:
             taken = f"{name!r} is the name of session {found.id}, which still runs"
             raise actors.InvalidRequest("name", taken)
+
+
+class Claim:
+    """A right at a broker that one process has at a time: `ours` tells who has it.
+
+    A lock on one byte of the broker's key file, which every operator can open. It goes
+    with its process.
+
+    Args:
+        endpoint: of the broker.
+        byte: what it is for: `NAMING`, or the number of a session whose keyboard it is.
+    """
+
+    def __init__(self, endpoint: str, byte: int) -> None:
+        place = Path(endpoint.removeprefix("ipc://")).parent / "operator.key"
+        self._fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+        lock = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        try:
+            # Of the open file, not of the process: that one's goes with any descriptor.
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, lock)
+        except BlockingIOError:
+            self.close()
+
+    @property
+    def ours(self) -> bool:
+        """Whether this process has it."""
+        return self._fd >= 0
+
+    def close(self) -> None:
+        """Let others have it; harmless to repeat."""
+        if self.ours:
+            os.close(self._fd)
+            self._fd = -1
+
+
+@asynccontextmanager
+async def _naming(endpoint: str, name: str | None) -> AsyncIterator[None]:
+    """For a block in which one is given, have nobody else name a session there."""
+    if name is None:
+        yield
+        return
+    while not (claim := Claim(endpoint, NAMING)).ours:  # noqa: ASYNC110 - a lock tells nobody
+        await asyncio.sleep(AGAIN)
+    try:
+        yield
+    finally:
+        claim.close()
 
 
 # -- looking -----------------------------------------------------------------------
@@ -211,9 +275,22 @@ def _written(now: actors.Stats) -> int:
     return sum(stream.produced for stream in both if stream is not None)
 
 
-async def show(child: actors.Child, start: int, until: int | None) -> None:
-    """Write a child's output from one place on, up to another or to its end."""
-    harmless = child.tty and os.isatty(stdio.STDOUT)
+async def show(
+    child: actors.Child, start: int, until: int | None, *, live: bool = False
+) -> None:
+    """Write a child's output from one place on, up to another or to its end.
+
+    Args:
+        child: whose.
+        start: bytes of both streams to leave out.
+        until: the place to end at; None: its end.
+        live: pass on what it asks the terminal: the answer goes to it.
+
+    Raises:
+        ReaderGone: nobody reads our output.
+    """
+    harmless = child.tty and os.isatty(stdio.STDOUT) and not live
+    asks = Unasking()
     place = start
     # A reader that begins in the middle is not told what is not kept there.
     async with child.events(start or "oldest") as events:
@@ -224,11 +301,13 @@ async def show(child: actors.Child, start: int, until: int | None) -> None:
             elif isinstance(event, actors.Chunk):
                 if event.sequence > place:
                     await tell_missing(event.sequence - place)
-                data = unasking(event.data) if harmless else event.data
+                data = asks.taken(event.data) if harmless else event.data
                 await put(event.stream, data)
                 place = event.sequence + len(event.data)
                 if until is not None and place >= until:
-                    return
+                    break
+    if rest := asks.rest():
+        await put("stdout", rest)
 
 
 async def put(stream: str, data: bytes) -> None:
@@ -239,7 +318,7 @@ async def put(stream: str, data: bytes) -> None:
 async def tell_missing(count: int) -> None:
     """Say that output is not there any more."""
     words = f"creche: {count} bytes of output are not kept any more\r\n"
-    await stdio.put(stdio.STDERR, words.encode())
+    await stdio.tell(words)
 
 
 async def screen(endpoint: str, word: str) -> actors.Screen:
@@ -373,7 +452,7 @@ async def _numbered(engine: actors.Engine, word: str) -> str:
 async def _kill(
     engine: actors.Engine, meant: str, word: str, grace: float | None
 ) -> Killed:
-    number = int(meant) if meant.isdecimal() else None
+    number = _number(meant)
     try:
         child = await visit(engine, meant)
         ended = await (child.kill() if grace is None else child.terminate(grace))
@@ -397,7 +476,7 @@ async def write(
     Raises:
         StdinUnavailable: it takes no input, or ended before it took all.
         InvalidRequest: its terminal would cut a line.
-        OSError: our stdin, which is what to write, cannot be read.
+        OSError: our stdin, which is what to write, cannot be read to its end.
     """
     async with operating(endpoint) as engine:
         child = await visit(engine, word)
@@ -405,7 +484,7 @@ async def write(
             await _write(child, data)
         elif not keys and not eof:
             stdio.check_input()
-            while piece := await stdio.read():
+            while piece := await stdio.take():
                 await _write(child, piece)
         for key in keys:
             await _press(child, key)

@@ -1,7 +1,7 @@
 """The standard streams of this process, read and written beside an event loop.
 
-Reading waits in the loop, and writing in a thread: a reader may not take our output for
-hours, and signals are to get through meanwhile.
+Reading waits in the loop, and writing in a thread that nothing waits for: a reader may
+not take our output for hours, and signals are to get through meanwhile.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import stat
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
@@ -42,17 +43,52 @@ async def put(fd: int, data: bytes) -> None:
         ReaderGone: nobody will read it.
         OSError: it was refused, by a full disk for one; it names the stream.
     """
+    loop = asyncio.get_running_loop()
+    written: asyncio.Future[None] = loop.create_future()
+
+    def work() -> None:
+        refusal = None
+        try:
+            write(fd, data)
+        except OSError as error:
+            refusal = error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle, written, refusal)
+
+    # Neither the loop's end nor ours waits for it: for one of the executor both would.
+    threading.Thread(target=work, daemon=True).start()
     try:
-        await asyncio.to_thread(write, fd, data)
+        await written
     except BrokenPipeError:
         raise ReaderGone from None
     except OSError as error:
         raise refused(fd, error) from error
 
 
+def _settle(written: "asyncio.Future[None]", refusal: OSError | None) -> None:
+    if written.done():
+        return  # whoever waited was cancelled
+    if refusal is None:
+        written.set_result(None)
+    else:
+        written.set_exception(refusal)
+
+
+async def tell(words: str) -> None:
+    """Say something to people, on stderr, if anybody hears it."""
+    with suppress(OSError, ReaderGone):
+        await put(STDERR, words.encode(errors="backslashreplace"))
+
+
 def refused(fd: int, error: OSError) -> OSError:
     """Return the error of a standard stream with its name."""
     return OSError(error.errno, error.strerror, NAMES[fd])
+
+
+def is_hangup(fd: int, error: OSError) -> bool:
+    """Return whether a write was refused because its terminal was closed."""
+    # By then os.isatty says that it is none.
+    return error.errno == errno.EIO and stat.S_ISCHR(os.fstat(fd).st_mode)
 
 
 def write(fd: int, data: bytes) -> None:
@@ -61,13 +97,28 @@ def write(fd: int, data: bytes) -> None:
     Raises:
         OSError: it was refused.
     """
+    fd = unwaited(fd)
     rest = memoryview(data)
     while rest:
         try:
             rest = rest[os.write(fd, rest) :]
         except BlockingIOError:
-            # Somebody made the shared file non-blocking, a terminal's for one.
+            # It is a terminal, or somebody made the shared file non-blocking.
             select.select((), (fd,), ())
+
+
+@cache
+def unwaited(fd: int) -> int:
+    """Return what to write to so as never to wait for a terminal; else it is `fd`.
+
+    A terminal that has room may have less than is written. Its flags are those of all
+    who share it, so it is opened anew.
+    """
+    if _is_terminal(fd):
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        with suppress(OSError):  # it is another user's, or there is no /proc
+            return os.open(f"/proc/self/fd/{fd}", flags)
+    return fd
 
 
 async def read() -> bytes:
@@ -82,18 +133,21 @@ async def take() -> bytes:
     """Return what is on stdin next, as `read` does.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read; it names the stream.
     """
-    receive = _receive()
-    while True:
-        await readable(STDIN)
-        if not _in_front():
-            await asyncio.sleep(GLANCE)
-            continue
-        try:
-            return receive()
-        except BlockingIOError:
-            continue  # another reader of the same file was faster
+    try:
+        receive = _receive()
+        while True:
+            await readable(STDIN)
+            if not in_front():
+                await asyncio.sleep(GLANCE)
+                continue
+            try:
+                return receive()
+            except BlockingIOError:
+                continue  # another reader of the same file was faster
+    except OSError as error:
+        raise refused(STDIN, error) from error
 
 
 @cache
@@ -112,20 +166,20 @@ def _receive() -> Callable[[], bytes]:
         again = socket.socket(fileno=os.dup(STDIN))
         return partial(again.recv, PIECE, socket.MSG_DONTWAIT)
     fd = STDIN
-    if stat.S_ISFIFO(mode) or _is_terminal():
+    if stat.S_ISFIFO(mode) or _is_terminal(STDIN):
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         with suppress(OSError):  # it is another user's, or there is no /proc
             fd = os.open(f"/proc/self/fd/{STDIN}", flags)
     return partial(os.read, fd, PIECE)
 
 
-def _in_front() -> bool:
+def in_front() -> bool:
     """Return whether stdin is ours to read: a terminal is its foreground group's.
 
     Others are stopped for reading, and what they run may want nothing from it. To those
     who ignore that, reading is refused, which is the end.
     """
-    if not _is_terminal() or signal.getsignal(signal.SIGTTIN) == signal.SIG_IGN:
+    if not _is_terminal(STDIN) or signal.getsignal(signal.SIGTTIN) == signal.SIG_IGN:
         return True
     try:
         return os.tcgetpgrp(STDIN) == os.getpgrp()
@@ -144,12 +198,12 @@ def _mode() -> int:
     return os.fstat(STDIN).st_mode
 
 
-def _is_terminal() -> bool:
-    """Return whether stdin is a terminal's own side.
+def _is_terminal(fd: int) -> bool:
+    """Return whether that is a terminal's own side.
 
     The other side looks like one, and opened anew it would be that of another terminal.
     """
-    return os.isatty(STDIN) and os.fstat(STDIN).st_rdev != MASTER
+    return os.isatty(fd) and os.fstat(fd).st_rdev != MASTER
 
 
 def check_input() -> None:
@@ -167,7 +221,10 @@ def check_input() -> None:
 
 
 def has_room(fd: int) -> bool:
-    """Return whether so little as ATOMIC can be written, or is refused, at once."""
+    """Return whether so little as ATOMIC can be written, or is refused, at once.
+
+    A terminal may have room for less: then `unwaited` refuses the rest.
+    """
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     return bool(poll.poll(0))

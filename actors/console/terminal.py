@@ -3,7 +3,8 @@
 Raw is for a child that has a terminal of its own: that one does the echo and turns keys
 into signals, so ours must not. Whatever ends us, the terminal is as before: the block
 is left, an exception passes, or a signal that would end us at once comes: then it is
-restored first. Only SIGKILL leaves it raw; `stty sane` helps.
+restored first. Only SIGKILL leaves it raw; `stty sane` helps. While we are stopped a
+shell has it: it is raw again once we go on in front.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import actors
-from actors.console.stdio import STDERR, STDIN, STDOUT
+from actors.console.stdio import GLANCE, STDERR, STDIN, STDOUT, in_front
 
 ENDING: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 """What would end a program at once."""
@@ -47,6 +48,8 @@ class Console:
     def raw(self) -> Iterator[None]:
         """Have every key come as it is typed, for a block."""
         if self.there:
+            # Behind a shell this stops us, until the modes are not those of its own.
+            termios.tcflow(STDIN, termios.TCOON)
             self._before = termios.tcgetattr(STDIN)
             # At once, and what was typed so far stays to be read.
             tty.setraw(STDIN, termios.TCSANOW)
@@ -54,6 +57,14 @@ class Console:
             yield
         finally:
             self.restore()
+
+    async def again(self) -> None:
+        """Make it raw again, once it is ours: others had it while we were stopped."""
+        while not in_front():  # noqa: ASYNC110 - there is no other way to hear of it
+            await asyncio.sleep(GLANCE)
+        if self._before is not None:
+            with suppress(termios.error):  # it was hung up
+                tty.setraw(STDIN, termios.TCSANOW)
 
     def restore(self) -> None:
         """Make the terminal what it was; harmless to repeat."""

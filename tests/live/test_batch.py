@@ -186,6 +186,27 @@ def test_results_that_are_refused_are_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_results_that_are_refused_late_are_named_and_leave_nothing(
+    tmp_path: Path,
+) -> None:
+    results = Results(str(tmp_path), 7)
+    with small_files(100):
+        results.write("stdout", bytes(1000))  # it waits in memory
+        with pytest.raises(OSError, match="too large") as refused:
+            results.last(10)
+        assert refused.value.filename == f"{tmp_path}/stdout.part-7"
+        results.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_results_that_cannot_be_made_leave_nothing(tmp_path: Path) -> None:
+    other = tmp_path / "stderr.part-7"
+    other.mkdir()
+    with pytest.raises(IsADirectoryError):
+        Results(str(tmp_path), 7)
+    assert list(tmp_path.iterdir()) == [other]
+
+
 def test_a_bad_line_is_named_and_what_came_before_is_finished(tmp_path: Path) -> None:
     jobs, log = tmp_path / "jobs", tmp_path / "log"
     jobs.write_text('echo one\n{"argv": ["true"], "when": 1}\necho three\n')
@@ -676,3 +697,29 @@ def test_a_terminal_has_a_bar_below_the_output(tmp_path: Path) -> None:
     assert "last" in [line.rstrip() for line in screen.display]
     assert progress not in "\n".join(screen.display)
     assert not screen.cursor.hidden
+
+
+def test_a_terminal_that_is_hung_up_ends_no_batch(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    ours, theirs = os.openpty()
+    # Rich believes in the terminal, whatever becomes of it.
+    env = {"TERM": "xterm", "FORCE_COLOR": "1"}
+    with subprocess.Popen(
+        [*BATCH, ":::", f"cat {fifo}"],
+        env=ignition.environment() | env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        try:
+            shown = b""
+            while b"\x1b[?25l" not in shown:
+                shown += os.read(ours, 65536)
+            os.close(ours)
+            fifo.write_bytes(b"out\n")
+            out, _ = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert (process.returncode, out) == (0, b"out\n")

@@ -2,11 +2,13 @@
 
 import asyncio
 import concurrent.futures
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -452,3 +454,19 @@ def test_s7_a_future_closes_its_scope_too() -> None:
             engine.scope(cancel=asyncio.Event())  # type: ignore[arg-type]  # the test
         with pytest.raises(actors.InvalidRequest, match="name"):
             engine.scope("", cancel=threading.Event())
+
+
+def test_a_future_that_cancels_much_keeps_none_of_it() -> None:
+    lasting: concurrent.futures.Future[None] = concurrent.futures.Future()
+    known = weakref.ref(lasting)
+    with Engine() as engine:
+        for _ in range(3):
+            engine.scope(cancel=lasting).aclose()
+        assert len(vars(lasting)["_done_callbacks"]) == 1
+        del lasting
+
+        def is_forgotten() -> bool:
+            gc.collect()
+            return known() is None
+
+        eventually(is_forgotten)

@@ -18,8 +18,18 @@ import pytest
 
 from actors import __version__, ignition
 from broker import auth, places, tree
-from tests.helpers import NOT_BLOCKED, alive, eventually, gone, python, tag, tagged
+from tests.helpers import (
+    NOT_BLOCKED,
+    alive,
+    eventually,
+    gone,
+    is_full,
+    python,
+    tag,
+    tagged,
+)
 from tests.live.children import peak
+from tests.parts import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,6 +162,9 @@ def test_a_timeout_is_124_and_ends_the_tree(option: str) -> None:
     [
         (["--timeout", "soon", "true"], b"'soon'"),
         (["--timeout", "-1", "true"], b"timeout"),
+        (["--timeout", "9" * 400, "true"], b"is no time like"),
+        (["--limit", f"cpu={'9' * 400}", "true"], b"is no time like"),
+        (["--limit", f"core={'9' * 400}", "true"], b"is no size like"),
         (["--env", "=1", "true"], b"NAME=VALUE"),
         (["--cwd", "/no/such/place", "true"], b"/no/such/place"),
         (["--endpoint", "ipc:///no/such/broker", "true"], b"endpoint"),
@@ -187,6 +200,14 @@ def test_variables_come_from_files_and_from_a_preset(tmp_path: Path) -> None:
     show = 'echo "$A,$B,$C,$PAGER,$TERM,$NO_COLOR"'
     done = creche("run", *words, "sh", "-c", show)
     assert done.stdout == b"3,'two words' ,,less,dumb,1\n"
+
+
+def test_nothing_but_a_line_feed_ends_a_variable_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "variables"
+    value = "one\x0btwo\x0cthree\x1cfour\x85five\u2028six".encode()
+    path.write_bytes(b"A=" + value + b"\nB=b\r\n")
+    done = creche("run", "--env-file", str(path), "sh", "-c", 'printf %s "$A$B"')
+    assert (done.stdout, done.stderr) == (value + b"b", b"")
 
 
 def test_words_reach_the_command_as_the_bytes_they_are(
@@ -590,6 +611,23 @@ def test_signals_get_through_while_nobody_reads() -> None:
 def end_again(process: "subprocess.Popen[bytes]") -> bool:
     process.terminate()
     return process.poll() is not None
+
+
+def test_signals_get_through_while_nobody_reads_and_the_broker_is_lost(
+    tmp_path: Path,
+) -> None:
+    word, endpoint = tag(), f"ipc://{tmp_path}/shared/broker.sock"
+    flood = python("while True: print('y' * 999)", word)
+    with (
+        serving(endpoint) as server,
+        started("run", "--endpoint", endpoint, *flood) as process,
+    ):
+        eventually(lambda: is_full(process.pid))
+        server.signal(signal.SIGTERM)
+        eventually(lambda: tagged(word) == [process.pid])
+        # It may not have heard yet that the broker is gone: then the signal is lost.
+        eventually(lambda: end_again(process))
+        assert process.returncode == -signal.SIGTERM
 
 
 def test_killing_it_ends_the_tree() -> None:

@@ -1,13 +1,17 @@
 """The verbs of `creche` that work on a running broker."""
 
+import asyncio
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +19,10 @@ import pytest
 
 import actors
 from actors import blocking, ignition
+from actors.console import attaching, operating, stdio
 from broker import auth
-from tests.helpers import alive, eventually, gone, python, tag, tagged
-from tests.live.children import REST, program
+from tests.helpers import alive, eventually, gone, is_full, python, tag, tagged
+from tests.live.children import REST, STEP_BY_STEP, program, until
 from tests.parts import serving
 from tests.person import CRECHE, LONGEST, PATIENCE
 
@@ -114,6 +119,18 @@ def test_a_name_is_one_living_sessions(broker: str) -> None:
         assert "name" in refused("run", "-d", "--name", name, "--", "true", code=125)
 
 
+async def test_a_name_that_two_ask_for_at_once_is_given_to_one(broker: str) -> None:
+    start = partial(
+        operating.detach, broker, tuple(program(REST)), {}, ttl=None, grace=1.0
+    )
+    both = await asyncio.gather(
+        start(name="one"), start(name="one"), return_exceptions=True
+    )
+    (taken,) = (one for one in both if isinstance(one, actors.InvalidRequest))
+    (started,) = (one for one in both if isinstance(one, dict))
+    assert f"'one' is the name of session {started['id']}" in str(taken)
+
+
 def test_two_living_ones_of_a_name_are_told_apart_by_number(broker: str) -> None:
     with blocking.Engine(broker) as engine:
         twins = [
@@ -146,6 +163,18 @@ def test_input_that_cannot_be_read_is_not_taken_for_none(broker: str) -> None:
     for held in (lambda: os.close(0), lambda: os.dup2(os.open("/dev/null", 1), 0)):
         line = refused("write", number, stdin=None, preexec_fn=held)
         assert line == "creche: stdin: Bad file descriptor"
+
+
+def test_input_that_breaks_off_is_not_taken_for_its_end(broker: str) -> None:
+    number = left("--interactive", "--", "cat")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.send(b"never read: so the other side is reset")
+        theirs.send(b"first\n")
+        theirs.close()
+        line = refused("write", number, stdin=ours)
+    assert line == "creche: stdin: Connection reset by peer"
+    soon(lambda: said("logs", number) == "first\n")
 
 
 @pytest.mark.parametrize("words", [("--name", "x"), ("--ttl", "5s")])
@@ -275,6 +304,22 @@ def test_logs_end_quietly_with_their_reader(broker: str) -> None:
         assert b"Traceback" not in following.stderr.read()
 
 
+@pytest.mark.parametrize("verb", [("logs", "-f"), ("attach",)], ids=" ".join)
+def test_an_interrupt_gets_through_while_nobody_reads(
+    broker: str, verb: tuple[str, ...]
+) -> None:
+    number = left("--", *python("while True: print('y' * 999)"))
+    with subprocess.Popen(
+        [*CRECHE, *verb, number],
+        env=ignition.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as looking:
+        eventually(lambda: is_full(looking.pid), PATIENCE)
+        looking.send_signal(signal.SIGINT)
+        assert looking.wait(PATIENCE) == 128 + signal.SIGINT
+
+
 def test_logs_begin_where_one_left_off(broker: str) -> None:
     number = left("--", "printf", "abcdef")
     creche("wait", number)
@@ -293,6 +338,48 @@ def test_what_is_not_kept_is_told(broker: str, since: str) -> None:
         assert done.stdout == b"007"
         missing = 27 - int(since)
         assert done.stderr.startswith(f"creche: {missing} bytes of output".encode())
+
+
+def test_words_that_nobody_can_hear_keep_no_output_back(broker: str) -> None:
+    with blocking.Engine(broker) as engine:
+        keep = actors.OutputPolicy.tail(3)
+        child = engine.spawn(["printf", "%030d", "7"], retention=keep)
+        child.wait()
+        # So that attach has something to say.
+        with closing(operating.Claim(broker, child.id)):
+            for verb in ("logs", "attach"):
+                done = creche(verb, str(child.id), preexec_fn=lambda: os.close(2))
+                assert (done.returncode, done.stdout) == (0, b"007")
+
+
+async def test_s19_what_went_between_the_replay_and_the_rest_is_told(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = operating.kept
+    written: list[tuple[int, bytes]] = []
+
+    async def put(fd: int, data: bytes) -> None:
+        written.append((fd, data))
+
+    async def more_came(child: actors.Child) -> Any:
+        found = await kept(child)
+        await child.write(b"1 second\n1 third\n")
+        await child.close_stdin()
+        await child.wait()
+        return found
+
+    monkeypatch.setattr(stdio, "put", put)
+    monkeypatch.setattr(operating, "kept", more_came)
+    async with actors.Engine(broker) as engine:
+        child = await engine.spawn(
+            program(STEP_BY_STEP), stdin="pipe", retention=actors.OutputPolicy.tail(3)
+        )
+        await child.write(b"1 one\n")
+        await until(child, b"one")
+        attached = attaching.Attached(child, b"", types=False)
+        assert (await attached._show(replay=True)).code == 0
+    told = b"creche: 8 bytes of output are not kept any more\r\n"
+    assert [one for one in written if one[1]] == [(1, b"one"), (2, told), (1, b"ird")]
 
 
 # -- write, resize, screen, stats ---------------------------------------------------
@@ -390,6 +477,15 @@ def test_a_kill_answers_for_each(broker: str) -> None:
     assert (answers["4711"]["id"], answers["nosuch"]["id"]) == (4711, None)
     assert answers["4711"]["error"] == "session-not-found"
     assert "4711" in answers["4711"]["message"]
+
+
+@pytest.mark.parametrize("digits", [15, 16, 5000])
+def test_a_number_of_any_length_is_that_of_no_session(broker: str, digits: int) -> None:
+    assert "session" in refused("stats", "9" * digits)
+    done = creche("kill", "--json", "9" * digits)
+    (answer,) = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert answer["error"] == "session-not-found"
 
 
 def test_a_kill_may_be_of_a_scope_or_of_all(broker: str) -> None:

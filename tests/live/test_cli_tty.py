@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from actors import blocking, ignition
-from tests.helpers import eventually, python
+from tests.helpers import FOREVER, eventually, go, python, stop
 from tests.parts import serving
 from tests.person import CRECHE, LONGEST, PATIENCE, Person
 
@@ -131,6 +131,27 @@ def test_what_ignores_being_asked_is_killed_after_the_grace() -> None:
         assert person.ended() == 128 + signal.SIGKILL
 
 
+SAYS_MUCH_AT_ITS_END = python("""
+import os
+def told(*_):
+    for _ in range(96):  # more than waits for whoever does not read it
+        os.write(1, bytes(65536))
+    os._exit(7)
+signal.signal(signal.SIGTERM, told)
+print("up", flush=True)
+while True:
+    signal.pause()
+""")
+
+
+def test_a_closed_terminal_leaves_the_command_its_grace() -> None:
+    words = ("run", "--tty", "--grace", str(PATIENCE), "--", *SAYS_MUCH_AT_ITS_END)
+    with Person.at(*words) as person:
+        person.sees("up")
+        person.hangs_up()
+        assert person.process.wait(PATIENCE) == 7
+
+
 def test_a_terminal_is_restored_when_the_command_is_not_found() -> None:
     with Person.at("run", "--tty", "--", "no-such-program") as person:
         assert person.ended() == 127
@@ -161,6 +182,50 @@ def test_a_line_too_long_for_the_terminal_is_told() -> None:
         person.types("\rtwo\r")
         person.gets(lambda output: output.count(b"two") == 2)
         person.types("\x04")
+        assert person.ended() == 0
+
+
+def test_a_terminal_that_others_had_meanwhile_is_raw_again() -> None:
+    with Person.at("run", "--tty", "--", *RAW) as person:
+        person.sees("up")
+        stop(person.process.pid)
+        person.has_it_back()
+        go(person.process.pid)
+        eventually(lambda: person.raw)
+        person.signals(signal.SIGTERM)
+        assert person.ended() == 128 + signal.SIGTERM
+
+
+SHELL = """
+import os, signal, sys, termios
+
+def modes(given):
+    termios.tcsetattr(0, termios.TCSANOW, given)
+
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+theirs, ours = termios.tcgetattr(0), termios.tcgetattr(0)
+ours[3] &= ~termios.ICANON
+modes(ours)
+job = os.fork()
+if not job:
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    os.execv(sys.argv[1], sys.argv[1:])
+_, status = os.waitpid(job, os.WUNTRACED)
+assert os.WIFSTOPPED(status)
+modes(theirs)
+os.tcsetpgrp(0, job)
+os.killpg(job, signal.SIGCONT)
+_, status = os.waitpid(job, 0)
+os.tcsetpgrp(0, os.getpgrp())
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+"""Runs a command behind itself, in modes of its own, until that wants the terminal."""
+
+
+def test_behind_a_shell_the_modes_are_not_taken_for_those_to_restore() -> None:
+    command = [sys.executable, "-c", SHELL, *CRECHE, "run", "--tty", "--", "true"]
+    with Person.before(command, rows=10, cols=50) as person:
         assert person.ended() == 0
 
 
@@ -282,6 +347,18 @@ def test_whoever_comes_next_may_type_once_the_first_is_gone(broker: str) -> None
         assert second.ended() == 0
 
 
+def test_a_session_that_reads_nothing_can_be_left(broker: str) -> None:
+    deaf = "import tty; tty.setraw(0); print('up', flush=True); signal.pause()"
+    number = left("-t", *python(deaf))
+    with Person.at("attach", number) as person:
+        person.sees("up")
+        for _ in range(30):  # more than its terminal holds
+            person.types(b"x" * 4000)
+            eventually(lambda: not person.unread)
+        person.types("\x10\x11")
+        assert person.ended() == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_the_attachment_and_restores_the_terminal(
     broker: str, number: signal.Signals
@@ -383,11 +460,14 @@ def test_top_shows_what_sessions_use_until_control_c(broker: str) -> None:
             assert person.output.endswith(GIVEN_BACK)
 
 
-def test_top_gives_the_screen_back_when_it_is_told_to_end(broker: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_top_gives_the_screen_back_when_it_is_told_to_end(
+    broker: str, number: signal.Signals
+) -> None:
     with Person.at("top") as person:
         person.sees("0 sessions")
-        person.signals(signal.SIGTERM)
-        assert person.ended() == 128 + signal.SIGTERM
+        person.signals(number)
+        assert person.ended() == 128 + number
         assert person.output.endswith(GIVEN_BACK)
 
 
@@ -402,3 +482,18 @@ def test_on_a_dumb_terminal_top_is_plain_lines(broker: str) -> None:
     with Person.at("top", "--count", "2", "--interval", "0.1", TERM="dumb") as person:
         assert person.ended() == 0
         assert person.screen.text.count("0 sessions") == 2
+
+
+# -- batch --------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_quit_shows_the_cursor_again() -> None:
+    def is_shown(output: bytes) -> bool:
+        return output.rfind(b"\x1b[?25h") > output.rfind(b"\x1b[?25l")
+
+    with Person.at("batch", ":::", f"sleep {FOREVER}", cols=100) as person:
+        person.sees("0/1 done")
+        assert not is_shown(person.output)
+        person.types("\x1c")
+        person.gets(is_shown)
+        assert person.ended() == 128 + signal.SIGQUIT

@@ -47,9 +47,10 @@ def test_quoted_words_are_read_back(texts: list[str]) -> None:
         (("a b",), "1/a b"),
         (("c/d", "y\tz"), "1/c\\_d/2/y\\tz"),
         (("e\\f",), "1/e\\\\f"),
-        (("",), "1/"),
+        (("",), "1/\\"),
         (("nul\0",), "1/nul\\0"),
         ((".", ".."), "1/\\./2/\\.."),
+        (("", "stdout"), "1/\\/2/stdout"),
     ],
 )
 def test_results_are_where_gnu_parallel_has_them(
@@ -212,6 +213,7 @@ def test_what_is_done_keeps_its_number() -> None:
     [
         (["echo {2}", ":::", "a"], "{2}: lists behind ::: are 1"),
         (["echo {0}", ":::", "a"], "{0}: lists behind ::: are 1"),
+        (["echo {" + "1" * 5000 + "}", ":::", "a"], "{1111"),
         (["echo", "::::", "file"], "'::::' is not known"),
         (["echo", ":::+", "a"], "':::+' is not known"),
     ],

@@ -182,6 +182,7 @@ def test_a_condition_comes_true(
         ("now,fail=2", 3, 7, 3),
         ("now,fail=1%", 3, 7, 3),
         ("now,success=1", 3, 0, 0),
+        ("now,success=50%", 3, 0, 0),
         ("now,success=9", 3, None, 3),
         ("now,done=9", 3, 1, 3),
     ],

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from actors.console.replay import unasking
+from actors.console.replay import LONGEST, Unasking, unasking
 
 QUESTIONS = {
     "attributes": b"\x1b[c",
@@ -42,3 +42,29 @@ def test_what_draws_stays() -> None:
 def test_only_what_has_a_control_character_goes(data: bytes) -> None:
     plain = data.replace(b"\x1b", b"").replace(b"\x05", b"")
     assert unasking(plain) == plain
+
+
+def shown(pieces: list[bytes]) -> bytes:
+    """Return what is shown of output that comes in pieces."""
+    asks = Unasking()
+    return b"".join([*map(asks.taken, pieces), asks.rest()])
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_a_question_is_left_out_wherever_a_piece_ends(question: bytes) -> None:
+    whole = b"a" + question + b"b"
+    for cut in range(len(whole)):
+        assert shown([whole[:cut], whole[cut:]]) == b"ab"
+    assert shown([bytes([byte]) for byte in whole]) == b"ab"
+
+
+def test_what_draws_stays_wherever_a_piece_ends() -> None:
+    assert shown([bytes([byte]) for byte in DRAWING]) == DRAWING
+
+
+def test_what_never_becomes_a_question_is_not_held_for_ever() -> None:
+    assert shown([b"a\x1b[6"]) == b"a\x1b[6"
+    asks, begun = Unasking(), b"\x1bP+q"
+    assert asks.taken(begun) == b""
+    assert asks.taken(b"x" * LONGEST) == begun + b"x" * LONGEST
+    assert asks.rest() == b""

@@ -1,0 +1,98 @@
+"""Our output waits for its reader, and nothing else does, whatever it goes to."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from actors import ignition
+from tests.person import PATIENCE
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(PATIENCE)]
+
+LINES = 20_000
+WRITES = f"""
+import asyncio, sys
+from actors.batch import waiting
+from actors.console import stdio
+
+async def main():
+    writing = asyncio.ensure_future(waiting.write(1, b"a line\\n" * {LINES}))
+    await asyncio.sleep(0)
+    while stdio.has_room(1):
+        await asyncio.sleep(0)
+    print("free", file=sys.stderr, flush=True)
+    await writing
+
+asyncio.run(main())
+"""
+"""Says on stderr that it is free while stdout takes no more."""
+OFFERS = """
+import os
+from actors.batch import progress
+from actors.console import stdio
+
+said = os.dup(2)
+os.dup2(1, 2)
+while stdio.has_room(2):
+    progress.offer("a line\\n" * 100)
+os.write(said, b"free\\n")
+"""
+"""The same of words for people, which it has written to the same file."""
+
+
+DRAWS = """
+import os
+from actors.batch.bar import Bar
+from actors.batch.tally import Tally
+
+said = os.dup(2)
+os.dup2(1, 2)
+bar = Bar()
+for _ in range(1000):  # more than it takes
+    bar.draw(Tally(total=3), 1.0)
+bar.close()
+os.write(said, b"free\\n")
+"""
+"""The same of a bar."""
+
+
+@contextmanager
+def before_a_terminal(script: str) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=ignition.environment() | {"TERM": "xterm"},
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.close(theirs)
+        try:
+            yield ours, process
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+def test_a_terminal_that_nobody_reads_holds_up_what_is_for_it_alone() -> None:
+    with before_a_terminal(WRITES) as (ours, process):
+        assert process.stderr is not None
+        assert process.stderr.readline() == "free\n"
+        shown = b""
+        with suppress(OSError):  # its other side is closed
+            while data := os.read(ours, 65536):
+                shown += data
+        assert shown == b"a line\r\n" * LINES
+        assert process.wait() == 0
+
+
+@pytest.mark.parametrize("script", [OFFERS, DRAWS], ids=["words", "bar"])
+def test_what_is_for_people_waits_for_no_terminal(script: str) -> None:
+    with before_a_terminal(script) as (_, process):
+        assert process.stderr is not None
+        assert process.stderr.readline() == "free\n"
