@@ -48,7 +48,7 @@ A short command has ended by then: one message wakes broker and client, instead 
 ANSWERS: Final = 64
 """Answers that a session remembers, for those that get lost with a broker.
 
-A client has 8 writes under way at most with one handle."""
+A client has `writing.MOST_UNDER_WAY` pieces of input under way at most."""
 END_TIMEOUT: Final = 5.0
 """Seconds to end the tree after a lifeline broke; the pool's sweep is behind it."""
 
