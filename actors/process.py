@@ -319,24 +319,34 @@ def _failure_pipe(taken: tuple[int, ...]) -> tuple[int, int]:
     """Return a pipe whose writing end has none of the numbers that the child takes."""
     try:
         read, write = os.pipe()
+        if not taken:
+            return read, write
         try:
-            return read, _above(write, taken)
+            return read, _copies((write,), taken)[0]
         except BaseException:
             os.close(read)
             raise
         finally:
-            if taken:
-                os.close(write)
+            os.close(write)
     except OSError as error:
         raise SpawnFailed(error.errno or 0, "pipe") from error
 
 
-def _above(fd: int, taken: tuple[int, ...]) -> int:
-    """Return `fd`, copied above the highest of `taken` if there are any."""
-    if not taken:
-        return fd
+def _copies(fds: tuple[int, ...], taken: tuple[int, ...]) -> list[int]:
+    """Return copies of `fds` that have none of the numbers `taken`.
+
+    Raises:
+        OSError: no number is left.
+    """
+    copies: list[int] = []
+    lowest = 3
     with _any_number():
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(taken) + 1)
+        for fd in fds:
+            while (copy := fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)) in taken:
+                os.close(copy)
+                lowest = copy + 1
+            copies.append(copy)
+    return copies
 
 
 @contextmanager
@@ -424,7 +434,7 @@ def _numbering(numbers: tuple[int, ...], fds: tuple[int, ...]) -> Step | None:
         return None
 
     def copy() -> None:
-        copies = [_above(fd, numbers) for fd in fds]
+        copies = _copies(fds, numbers)
         with _any_number():
             for fd, number in zip(copies, numbers, strict=True):
                 os.dup2(fd, number)
