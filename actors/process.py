@@ -340,7 +340,7 @@ def _copies(fds: tuple[int, ...], taken: tuple[int, ...]) -> list[int]:
     """
     copies: list[int] = []
     lowest = 3
-    with _any_number():
+    with any_number():
         for fd in fds:
             while (copy := fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)) in taken:
                 os.close(copy)
@@ -350,10 +350,11 @@ def _copies(fds: tuple[int, ...], taken: tuple[int, ...]) -> list[int]:
 
 
 @contextmanager
-def _any_number() -> Iterator[None]:
+def any_number() -> Iterator[None]:
     """For a block, let a descriptor have any number up to the hard limit.
 
-    The client may have raised its soft limit since this process was started.
+    The soft limit of a client that passes descriptors may be higher than this process's
+    own, which is the one that its engine was started with.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -435,7 +436,7 @@ def _numbering(numbers: tuple[int, ...], fds: tuple[int, ...]) -> Step | None:
 
     def copy() -> None:
         copies = _copies(fds, numbers)
-        with _any_number():
+        with any_number():
             for fd, number in zip(copies, numbers, strict=True):
                 os.dup2(fd, number)
 
@@ -452,8 +453,11 @@ def limits(launch: Launch) -> Step | None:
     Raises:
         SpawnFailed: the present ones cannot be read.
     """
+    terms = launch.rlimits, launch.nice, launch.oom_score_adj, launch.limits
     try:
-        return _limits(launch.rlimits, launch.nice, launch.oom_score_adj, launch.limits)
+        if launch.pass_fds:  # then they may have changed for this start alone
+            return _limits.__wrapped__(*terms)
+        return _limits(*terms)
     except OSError as error:
         raise SpawnFailed(error.errno or 0, "limits") from error
 
@@ -462,7 +466,10 @@ def limits(launch: Launch) -> Step | None:
 def _limits(
     rlimits: Rlimits, niceness: int, oom_score_adj: int, asked: Limits
 ) -> Step | None:
-    """Compare with this process's own, which never change: once (0.3 us, not 10)."""
+    """Compare with this process's own, which change for no more than a start: once.
+
+    It takes 0.3 us then, not 10.
+    """
     named = asked.named()
     rows = [row if row[0] in named else _permitted_row(*row) for row in rlimits]
     wanted = [row for row in rows if resource.getrlimit(row[0]) != row[1:]]

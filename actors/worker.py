@@ -26,8 +26,12 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import chain, islice
 from typing import Any, Final, NoReturn
 
+from actors import process
 from actors.buffer import Cursor
 from actors.express import Express
 from actors.outlet import Ask
@@ -262,13 +266,22 @@ class Worker:
             self.leg.put(Message(Kind.IDLE, body={"stamps": []}), urgent=True)
 
     def _take_frames(self) -> None:
-        for frame, fds in self.leg.frames():
+        for frame, fds in self._frames():
             if not self._stale and not fds and self._express_input(frame):
                 continue
             self._stale = True  # what may go the short way is not known any more
             self._command(message_in(frame), fds)
             for fd in fds:
                 os.close(fd)
+
+    def _frames(self) -> Iterator[tuple[memoryview, tuple[int, ...]]]:
+        """Read what came; a START may bring more than our own limit has numbers for."""
+        frames = self.leg.frames()
+        if self.session is not None:
+            return frames
+        with process.any_number():
+            first = list(islice(frames, 1))
+        return chain(first, frames)
 
     def _on_time(self) -> None:
         """Let what is due happen, and find out when that is the next time."""
@@ -302,7 +315,8 @@ class Worker:
     def _command(self, message: Message, fds: tuple[int, ...]) -> None:
         session = self.session
         if message.kind is Kind.START:
-            self._start(message, fds)
+            with process.any_number() if fds else nullcontext():
+                self._start(message, fds)
         elif message.kind is Kind.RETIRE:
             self.retired = True
         elif session is not None and session.number == message.session:
