@@ -260,10 +260,10 @@ class Outlet:
         if body["sequence"] > cursor.sequence or body["taken"] > body["received"]:
             raise errors.InvalidRequest("cursor", "took more than it has received")
         self.left.pop(ask, None)
-        self.attach(ask, cursor, body, capture=body["capture"])
+        capture, taken = body["capture"], body["sequence"]
+        self.attach(ask, cursor, body, capture=capture, taken=taken)
         reader = self.readers[ask]
         reader.sent, reader.credited = body["received"], body["taken"]
-        reader.taken = body["sequence"]
         reader.local = reader.introduced = body["local"]
         reader.ended, reader.exited = set(body["ended"]), body["exited"]
 
@@ -293,14 +293,22 @@ class Outlet:
             raise errors.InvalidRequest("after", f"is beyond the {log.end} bytes yet")
         return log.at(max(after, log.first()))
 
-    def attach(self, ask: Ask, cursor: Cursor, body: Any, *, capture: bool) -> None:
-        """Attach an event reader at `cursor`.
+    def attach(
+        self,
+        ask: Ask,
+        cursor: Cursor,
+        body: Any,
+        *,
+        capture: bool,
+        taken: int | None = None,
+    ) -> None:
+        """Attach an event reader at `cursor`; it has taken what lies before `taken`.
 
         A capture is lossless by any policy. It is told of output, and of the end of
         all: what lies between is nothing to it, and three messages less.
         """
         lossless = capture or self.blocking
-        self.readers[ask] = Reader(
+        self.readers[ask] = reader = Reader(
             ask,
             cursor,
             body["chunks"],
@@ -308,8 +316,10 @@ class Outlet:
             capture=capture,
             lossless=lossless,
         )
+        if taken is not None:
+            reader.taken = taken
         if lossless:
-            self._hold(ask.client, ask.request, cursor.sequence)
+            self._hold(ask.client, ask.request, reader.taken)
 
     def _hold(self, client: int, reader: int, sequence: int) -> None:
         """Hold the log for one of a client's readers."""

@@ -1345,6 +1345,18 @@ def test_s46_what_a_lossless_reader_has_not_received_is_held_meanwhile() -> None
     assert child.log.room() == 4
 
 
+def test_what_was_received_and_not_taken_is_held_on_after_a_loss() -> None:
+    child = Child("block", 6)
+    child.open()
+    child.write(b"abcd")
+    assert child.heard() == [b"abcd"]
+    child.outlet.cut_off()
+    resume(child, stdout=4, received=1, sequence=2)
+    assert child.log.room() == 4
+    child.credit(1, 4)
+    assert child.log.room() == 6
+
+
 def test_s46_a_reader_is_told_what_was_dropped_meanwhile() -> None:
     child = Child("tail", 4)
     child.open()
