@@ -154,8 +154,10 @@ class Worker:
         Raises:
             LegClosed: a lifeline broke.
         """
-        ready = self.poller.poll(self._timeout())
-        self._stale = self._stale or not ready
+        timeout = self._timeout()
+        ready = self.poller.poll(timeout)
+        # What is due may not wait until less goes the short way.
+        self._stale = self._stale or not ready or timeout == 0
         for fd, _ in ready:
             if fd == self._leg_fd:
                 self._on_leg()
@@ -222,11 +224,14 @@ class Worker:
         self.watching = events
 
     def _timeout(self) -> int | None:
-        """Return milliseconds until something is due, rounded up; None: never."""
+        """Return milliseconds until something is due, rounded up: at 0 it is.
+
+        None: nothing will be.
+        """
         if self._due is None:
             return None
         wait = min(self._due - time.monotonic(), LONGEST_WAIT)
-        return max(0, int(wait * 1000) + 1)
+        return 0 if wait <= 0 else int(wait * 1000) + 1
 
     def _on_leg(self) -> None:
         try:
