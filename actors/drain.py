@@ -232,9 +232,16 @@ class Drain:
         self._check_mark()
 
     def abandon(self) -> None:
-        """Read what is there, and give up every stream that somebody keeps open."""
+        """Read what is there, and give up every stream that somebody keeps open.
+
+        Room or not: it is the last chance, and no more than the pipes hold.
+        """
         for stream in list(self._pipes.outputs):
-            self._empty(stream, self._pipes.waiting(stream))
+            left = self._pipes.waiting(stream)
+            while left > 0 and (
+                count := self._read_once(stream, self._log.space()[:left])
+            ):
+                left -= count
             if stream in self._pipes.outputs:
                 self._end(stream, Kind.ABANDONED)
 

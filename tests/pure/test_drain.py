@@ -6,7 +6,7 @@ import pytest
 
 from actors import lifecycle
 from actors.budget import Budget
-from actors.buffer import Log
+from actors.buffer import Cursor, Log
 from actors.drain import FILLS, READS_A_TURN, TURN, Drain
 from actors.lifecycle import Held, Output, StreamDone
 from actors.outlet import Progress
@@ -332,3 +332,13 @@ def test_an_abandoned_stream_is_read_once_more_and_ends_once() -> None:
     assert world.pipes.outputs == {}
     kinds = {stream: end.kind for stream, end in world.progress.ends.items()}
     assert kinds == {"stdout": Kind.BROKEN, "stderr": Kind.ABANDONED}
+
+
+def test_what_is_in_an_abandoned_stream_is_read_although_the_log_is_full() -> None:
+    world = World(room=2)
+    world.write(b"ab", b"cd")
+    world.write(b"ef", stream="stderr")
+    world.drain.abandon()
+    pieces, _ = world.log.read(Cursor(0, 0), 99)
+    assert [piece[-1] for piece in pieces] == [b"abcd", b"ef"]
+    assert {end.kind for end in world.progress.ends.values()} == {Kind.ABANDONED}
