@@ -45,7 +45,8 @@ starting  SPAWN accepted                         commands wait in the worker's l
 running   REPLY to START                         everything is forwarded
 exited    EXITED pushed by the worker            everything is forwarded
 closed    CLOSED pushed by the worker            everything is forwarded
-leaving   KILL with release, or a drop           `SessionNotFound` for everything new
+leaving   KILL with release, or a drop           `SessionNotFound` for everything new,
+                                                 but its owner's KILL with release
 lost      the worker is gone                     `WorkerLost`; KILL its receipt, if
                                                  the tree is proven gone
 ========  =====================================  =====================================
@@ -760,12 +761,20 @@ class Router(Keeper):
             self._pass_on(session, message, ask)
 
     def _reached(self, client: Client, message: Message, ask: Ask) -> Session | None:
-        """Return the session that a command is for; `ask` is answered if none is."""
+        """Return the session that a command is for; `ask` is answered if none is.
+
+        One that leaves is there for nobody but its owner that releases it: an answer
+        that it is not there any more would be taken for the proof.
+        """
         session = self.sessions.get(message.session)
+        release = message.kind is Kind.KILL and message.body["release"]
         if (
             session is None
             or not self._may(client, session)
-            or session.state is State.LEAVING
+            or (
+                session.state is State.LEAVING
+                and not (release and session.client == client.id)
+            )
         ):
             self._to(ask, failure(message, errors.SessionNotFound()))
             return None

@@ -1117,6 +1117,22 @@ def test_a_leaving_session_is_not_found(world: World, kind: Kind) -> None:
     assert isinstance(error, errors.SessionNotFound)
 
 
+def test_a_leaving_session_is_released_by_its_owner_until_that_is_proven(
+    shared: World,
+) -> None:
+    session, worker = shared.started()
+    shared.ask(A, Kind.KILL, session, RELEASE)
+    again = shared.message(A, Kind.KILL, session, RELEASE)
+    assert told(shared.happen(FromClient(A, again))) == [(worker, Kind.KILL)]
+    error = refusal(shared.ask(OPERATOR, Kind.KILL, session, RELEASE))
+    assert isinstance(error, errors.SessionNotFound)
+    proof = again.reply(Kind.REPLY, {"receipt": [1, 1, []]})
+    assert answers(shared.say(worker, proof)) == [(A, Kind.REPLY, again.request)]
+    assert shared.state(session) is State.LEAVING
+    shared.idle(worker, session)
+    assert shared.router.sessions == {}
+
+
 @pytest.mark.parametrize("kind", [k for k in COMMANDS if k is not Kind.KILL])
 def test_a_lost_session_says_so(world: World, kind: Kind) -> None:
     session, worker = world.started()
@@ -3377,6 +3393,15 @@ def test_s46_what_is_on_its_way_out_stays_so(lost: Lost) -> None:
     lost.idle(worker, session)
     assert lost.router.sessions == {}
     assert lost.router.idle == [worker]
+
+
+def test_a_release_that_is_asked_again_waits_for_its_proof(lost: Lost) -> None:
+    session, worker = lost.taken_over(released=True)
+    lost.back()
+    kill = lost.message(A, Kind.KILL, session, RELEASE)
+    assert told(lost.happen(FromClient(A, kill))) == [(worker, Kind.KILL)]
+    proof = kill.reply(Kind.REPLY, {"receipt": [1, 1, []]})
+    assert answers(lost.say(worker, proof)) == [(A, Kind.REPLY, kill.request)]
 
 
 def test_s46_only_what_was_given_once_can_be_claimed(lost: Lost) -> None:
