@@ -649,16 +649,21 @@ class Router(Keeper):
         """Open the capture that comes with a spawn that was before, if there is one.
 
         What it gets begins with the first byte, or says what was dropped. Nobody but
-        the owner has one: any other is told that it is none.
+        the owner has one: any other is told that it is none. A spawn without a capture
+        is of a handle, for which the session of a run stays.
         """
         reader = Ask(spawn.client, spawn.body["reader"] or 0)
-        foreign = spawn.client != session.client
-        if not reader.request or reader in session.pending or foreign:
+        if spawn.client != session.client or reader in session.pending:
             return
-        body = {name: spawn.body[name] for name in ("chunks", "bytes")}
-        body |= {"after": None, "newest": False, "capture": True}
-        opening = Message(Kind.OPEN, *reader, session.id, self.epoch, 0.0, body)
-        self._pass_on(session, opening, reader)
+        ids = *reader, session.id, self.epoch
+        if reader.request:
+            body = {name: spawn.body[name] for name in ("chunks", "bytes")}
+            body |= {"after": None, "newest": False, "capture": True}
+            opening = Message(Kind.OPEN, *ids, 0.0, body)
+            self._pass_on(session, opening, reader)
+        elif session.runs:
+            body = {"steal": False}
+            self._tell(session, Message(Kind.ATTACH, *ids, 0.0, body))
 
     # -- those who watch --------------------------------------------------------
 
