@@ -16,6 +16,7 @@ exit, when it has got everything that came before.
 A pause pushes the deadlines of polls and reads back; what is there is still given.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -211,11 +212,11 @@ class Outlet:
             raise errors.InvalidRequest("cursor", str(error)) from error
         if self.blocking:
             self._hold(ask.client, body["reader"], cursor.sequence)
-        self.polls = [poll for poll in self.polls if poll.ask != ask]  # asked again
         limit = min(body["limit"], POLL_LIMIT)
         said = body["mode"] == "output" and self.log.end > cursor.sequence
         quiet_from = now if said else None
-        ends = self.clock.read(now) + body["wait"]
+        ends = _ends(self.polls, ask, self.clock.read(now) + body["wait"])
+        self.polls = [poll for poll in self.polls if poll.ask != ask]  # asked again
         self.polls.append(Poll(ask, cursor, body["mode"], limit, ends, quiet_from))
 
     def read(self, ask: Ask, body: Any, now: float) -> None:
@@ -231,9 +232,10 @@ class Outlet:
             raise errors.InvalidRequest("after", f"is beyond the {produced} bytes yet")
         if self.blocking:
             self._hold(ask.client, body["reader"], self.log.seek(stream, offset))
-        self.reads = [read for read in self.reads if read.ask != ask]  # asked again
         limit = min(body["limit"], POLL_LIMIT)
-        reader, ends = body["reader"], self.clock.read(now) + body["wait"]
+        reader = body["reader"]
+        ends = _ends(self.reads, ask, self.clock.read(now) + body["wait"])
+        self.reads = [read for read in self.reads if read.ask != ask]  # asked again
         self.reads.append(Read(ask, reader, stream, offset, limit, ends))
 
     def open(self, ask: Ask, body: Any) -> None:
@@ -574,3 +576,11 @@ class Outlet:
         }
         self.voice.say(Kind.REPLY, poll.ask, body, pack(document))
         return True
+
+
+def _ends(pending: Iterable[Poll | Read], ask: Ask, ends: float) -> float:
+    """Return when what is asked ends: what is asked again ends when it was to.
+
+    Its client says what is left of its wait, but knows nothing of pauses.
+    """
+    return next((one.ends for one in pending if one.ask == ask), ends)
