@@ -88,6 +88,13 @@ class Writing:
             self._joined = self._inflows.setdefault(self._record.id, Inflow())
         return self._joined
 
+    async def write_input(self, data: bytes) -> WriteResult:
+        """Write what the caller's parameter `input` gave, and say so of a refusal."""
+        try:
+            return await self.write(data, None)
+        except errors.InvalidRequest as refused:
+            raise errors.InvalidRequest("input", refused.message) from refused
+
     async def write(self, data: bytes, at: int | None) -> WriteResult:
         """Write after the writes before this one; see `Child.write`."""
         inflow = self._inflow
