@@ -127,7 +127,7 @@ class Awaited:
         if offset > produced:
             raise errors.InvalidRequest("offset", f"is beyond the {produced} bytes yet")
         search = self._search(body, offset)
-        wait = Wait(ask, self._ends(body, now), tells=True, search=search)
+        wait = Wait(ask, self._ends(ask, body, now), tells=True, search=search)
         self._forget(ask)
         if self.blocking:
             wait.hold = LogHold(ask.client, body["reader"], stream)
@@ -144,7 +144,7 @@ class Awaited:
         port, file, look = body["port"], body["file"], self.look
         if [port, file, body["pattern"]].count(None) != 2:
             raise errors.InvalidRequest("ready", "is for one of port, file and pattern")
-        wait = Wait(ask, self._ends(body, now))
+        wait = Wait(ask, self._ends(ask, body, now))
         if port is not None:
             wait.look, wait.look_due = (lambda: look.listens(port)), now
         elif file is not None:
@@ -164,9 +164,13 @@ class Awaited:
         waiting = {wait.ask.client for wait in self.waits}
         return waiting | {hold.client for hold in self.holds}
 
-    def _ends(self, body: Any, now: float) -> float:
-        wait = body["wait"]
-        return inf if wait is None else self.clock.read(now) + float(wait)
+    def _ends(self, ask: Ask, body: Any, now: float) -> float:
+        """Return when a request is given up; one that is asked again, as before."""
+        for wait in self.waits:
+            if wait.ask == ask:
+                return wait.ends
+        patience = body["wait"]
+        return inf if patience is None else self.clock.read(now) + float(patience)
 
     def _search(self, body: Any, start: int) -> Search:
         pattern = compiled(body["pattern"], body["flags"])

@@ -55,9 +55,11 @@ class Child:
         self._record = record
         self._timeouts = connection.timeouts_of(record.scope)
         self._dialogue = Dialogue(connection.link, record, self._timeouts)
-        self._polling = Polling(connection.link, record, connection.settings)
-        queue, inflows = connection.settings.stdin_queue, connection.inflows
+        settings, inflows = connection.settings, connection.inflows
+        queue = settings.stdin_queue
         self._writing = Writing(connection.link, record, queue, inflows)
+        write = self._writing.write_input
+        self._polling = Polling(connection.link, record, settings, write)
         self._finalizer: weakref.finalize[..., Any] | None = None
         if owned:
             record.handles += 1
@@ -155,7 +157,7 @@ class Child:
         most = _limit("max_bytes", max_bytes, MAX_POLL, MAX_POLL)
         checks.optional(checks.instance(asyncio.Event))("yield_on", yield_on)
         terms = self._polling.terms(data, wait, mode, most)
-        return await self._polling.poll(data, terms, yield_on, self._write_input)
+        return await self._polling.poll(data, terms, yield_on)
 
     def events(
         self,
@@ -284,15 +286,9 @@ class Child:
         gone = errors.SessionNotFound, errors.WorkerLost
         with suppress(errors.StdinUnavailable, *gone):
             if data:
-                await self._write_input(data)
+                self._check()
+                await self._writing.write_input(data)
             await self._end_input()
-
-    async def _write_input(self, data: bytes) -> WriteResult:
-        """Write what the caller's parameter `input` gave, and say so of a refusal."""
-        try:
-            return await self.write(data)
-        except errors.InvalidRequest as refused:
-            raise errors.InvalidRequest("input", refused.message) from refused
 
     async def _end_input(self) -> None:
         """Close stdin where that is possible: a terminal in raw mode has no end."""

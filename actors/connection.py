@@ -565,9 +565,10 @@ class Connection:
     def finish(self, record: Record) -> None:
         """Let go of a run that has come to its end, of which nothing was lost.
 
-        It releases itself, unless its broker may be lost with what it was to deliver.
+        It releases itself, unless its broker may be lost with what it was to deliver,
+        or it is the child of a spawn of the same request id, which does not.
         """
-        if self.link.grace:
+        if self.link.grace or record.named:
             self.drop(record)
         else:
             self.forget(record)

@@ -2,8 +2,8 @@
 
 In *canonical* mode the kernel gathers input into lines before a program can read it,
 and quietly throws away what does not fit into the line that is being gathered. So the
-length of the unfinished line has to be known: `Discipline.unfinished` follows it over
-the bytes that go in, `Discipline.check` refuses those that would be cut. In *raw* mode
+unfinished `Line` has to be known: `Discipline.unfinished` follows it over the bytes
+that go in, `Discipline.check` refuses those that would be cut. In *raw* mode
 there are no lines; bytes that do not fit wait.
 
 ============================  =====================================================
@@ -20,7 +20,7 @@ any other                     one byte longer (erasing is not counted back)
 import termios
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from broker.errors import InvalidRequest
 
@@ -29,6 +29,18 @@ LONGEST_LINE: Final = 4095
 
 _OFF: Final = b"\0"
 """A control character that is switched off (_POSIX_VDISABLE)."""
+
+
+class Line(NamedTuple):
+    """A line that is not finished.
+
+    Attributes:
+        length: Its bytes.
+        quotes: Whether the last of them makes the next byte an ordinary one.
+    """
+
+    length: int = 0
+    quotes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +84,31 @@ class Discipline:
             literal=_switched_on(characters[termios.VLNEXT]) if extended else b"",
         )
 
-    def unfinished(self, data: bytes, before: int) -> int:
-        """Return the length of the unfinished line after `data`.
+    def unfinished(self, data: bytes, before: Line) -> Line:
+        """Return the unfinished line after `data`.
 
         Args:
             data: what goes in.
-            before: the length of the unfinished line that it continues.
+            before: the unfinished line that it continues.
         """
         if not self.canonical:
-            return 0
-        marks = self._marked(data)
+            return Line()
+        marks, quotes = self._marked(data, quoted=before.quotes)
         at = marks.rfind(1)
-        return before + len(marks) if at < 0 else len(marks) - at - 1
+        length = before.length + len(marks) if at < 0 else len(marks) - at - 1
+        return Line(length, quotes)
 
-    def check(self, data: bytes, before: int) -> None:
+    def check(self, data: bytes, before: Line) -> None:
         """Refuse data that would not arrive whole.
 
         Raises:
             InvalidRequest: a line is longer than canonical mode takes.
         """
-        if not self.canonical or before + len(data) <= LONGEST_LINE:
+        if not self.canonical or before.length + len(data) <= LONGEST_LINE:
             return
-        first, *others = self._marked(data).split(b"\1")
-        longest = max([before + len(first), *map(len, others)])
+        marks, _ = self._marked(data, quoted=before.quotes)
+        first, *others = marks.split(b"\1")
+        longest = max([before.length + len(first), *map(len, others)])
         if longest > LONGEST_LINE:
             raise InvalidRequest(
                 "data",
@@ -102,17 +116,20 @@ class Discipline:
                 f"{LONGEST_LINE} and throws away the rest",
             )
 
-    def _marked(self, data: bytes) -> bytes:
-        """Return a byte for each of `data`: 1 where a line ends, else 0."""
+    def _marked(self, data: bytes, *, quoted: bool) -> tuple[bytes, bool]:
+        """Return a byte for each of `data`: 1 where a line ends, else 0.
+
+        And whether what follows is quoted, as the first byte is if `quoted`.
+        """
         marks = data.translate(self._marks)
-        if not self.literal or self.literal not in data:
-            return marks
-        plain = bytearray(marks)
-        at = data.find(self.literal)
-        while at >= 0:
-            plain[at : at + 2] = bytes(len(plain[at : at + 2]))
-            at = data.find(self.literal, at + 2)
-        return bytes(plain)
+        if not quoted and (not self.literal or self.literal not in data):
+            return marks, False
+        plain, end = bytearray(marks), int(quoted)
+        plain[:end] = bytes(len(plain[:end]))
+        while self.literal and (at := data.find(self.literal, end)) >= 0:
+            end = at + 2
+            plain[at:end] = bytes(len(plain[at:end]))
+        return bytes(plain), end > len(data)
 
 
 def _switched_on(character: bytes) -> bytes:

@@ -85,6 +85,7 @@ async def run_spec(
             capture.stop()
         raise
     record.handles += 1  # others of its request id may own it as well
+    record.named = record.named or spec.request_id is not None
     feeding = None
     if record.tty or spec.stdin == "pipe":
         child = Child(connection, record, owned=False)

@@ -16,6 +16,7 @@ exit, when it has got everything that came before.
 A pause pushes the deadlines of polls and reads back; what is there is still given.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -211,11 +212,11 @@ class Outlet:
             raise errors.InvalidRequest("cursor", str(error)) from error
         if self.blocking:
             self._hold(ask.client, body["reader"], cursor.sequence)
-        self.polls = [poll for poll in self.polls if poll.ask != ask]  # asked again
         limit = min(body["limit"], POLL_LIMIT)
         said = body["mode"] == "output" and self.log.end > cursor.sequence
         quiet_from = now if said else None
-        ends = self.clock.read(now) + body["wait"]
+        ends = _ends(self.polls, ask, self.clock.read(now) + body["wait"])
+        self.polls = [poll for poll in self.polls if poll.ask != ask]  # asked again
         self.polls.append(Poll(ask, cursor, body["mode"], limit, ends, quiet_from))
 
     def read(self, ask: Ask, body: Any, now: float) -> None:
@@ -231,9 +232,10 @@ class Outlet:
             raise errors.InvalidRequest("after", f"is beyond the {produced} bytes yet")
         if self.blocking:
             self._hold(ask.client, body["reader"], self.log.seek(stream, offset))
-        self.reads = [read for read in self.reads if read.ask != ask]  # asked again
         limit = min(body["limit"], POLL_LIMIT)
-        reader, ends = body["reader"], self.clock.read(now) + body["wait"]
+        reader = body["reader"]
+        ends = _ends(self.reads, ask, self.clock.read(now) + body["wait"])
+        self.reads = [read for read in self.reads if read.ask != ask]  # asked again
         self.reads.append(Read(ask, reader, stream, offset, limit, ends))
 
     def open(self, ask: Ask, body: Any) -> None:
@@ -260,10 +262,10 @@ class Outlet:
         if body["sequence"] > cursor.sequence or body["taken"] > body["received"]:
             raise errors.InvalidRequest("cursor", "took more than it has received")
         self.left.pop(ask, None)
-        self.attach(ask, cursor, body, capture=body["capture"])
+        capture, taken = body["capture"], body["sequence"]
+        self.attach(ask, cursor, body, capture=capture, taken=taken)
         reader = self.readers[ask]
         reader.sent, reader.credited = body["received"], body["taken"]
-        reader.taken = body["sequence"]
         reader.local = reader.introduced = body["local"]
         reader.ended, reader.exited = set(body["ended"]), body["exited"]
 
@@ -293,14 +295,22 @@ class Outlet:
             raise errors.InvalidRequest("after", f"is beyond the {log.end} bytes yet")
         return log.at(max(after, log.first()))
 
-    def attach(self, ask: Ask, cursor: Cursor, body: Any, *, capture: bool) -> None:
-        """Attach an event reader at `cursor`.
+    def attach(
+        self,
+        ask: Ask,
+        cursor: Cursor,
+        body: Any,
+        *,
+        capture: bool,
+        taken: int | None = None,
+    ) -> None:
+        """Attach an event reader at `cursor`; it has taken what lies before `taken`.
 
         A capture is lossless by any policy. It is told of output, and of the end of
         all: what lies between is nothing to it, and three messages less.
         """
         lossless = capture or self.blocking
-        self.readers[ask] = Reader(
+        self.readers[ask] = reader = Reader(
             ask,
             cursor,
             body["chunks"],
@@ -308,8 +318,10 @@ class Outlet:
             capture=capture,
             lossless=lossless,
         )
+        if taken is not None:
+            reader.taken = taken
         if lossless:
-            self._hold(ask.client, ask.request, cursor.sequence)
+            self._hold(ask.client, ask.request, reader.taken)
 
     def _hold(self, client: int, reader: int, sequence: int) -> None:
         """Hold the log for one of a client's readers."""
@@ -564,3 +576,11 @@ class Outlet:
         }
         self.voice.say(Kind.REPLY, poll.ask, body, pack(document))
         return True
+
+
+def _ends(pending: Iterable[Poll | Read], ask: Ask, ends: float) -> float:
+    """Return when what is asked ends: what is asked again ends when it was to.
+
+    Its client says what is left of its wait, but knows nothing of pauses.
+    """
+    return next((one.ends for one in pending if one.ask == ask), ends)

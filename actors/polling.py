@@ -35,12 +35,19 @@ Write = Callable[[bytes], Coroutine[Any, Any, WriteResult]]
 
 
 class Polling:
-    """What one handle of a child has polled."""
+    """What one handle of a child has polled.
 
-    def __init__(self, link: Link, record: Record, settings: Settings) -> None:
+    Args:
+        write: writes what a poll gives as input; it keeps no handle alive.
+    """
+
+    def __init__(
+        self, link: Link, record: Record, settings: Settings, write: Write
+    ) -> None:
         self._link = link
         self._record = record
         self._settings = settings
+        self._write = write
         self._view = TextView()
         self._cursor = dict.fromkeys(STREAMS, 0)
         self._holding = Holding(link, record)
@@ -71,33 +78,24 @@ class Polling:
         return min(asked, most)
 
     async def poll(
-        self,
-        data: bytes,
-        terms: dict[str, Any],
-        yield_on: asyncio.Event | None,
-        write: Write,
+        self, data: bytes, terms: dict[str, Any], yield_on: asyncio.Event | None
     ) -> PollResult:
-        """Write `data` if there is some, and poll; see `Child.poll`.
-
-        `write` is given with each call: kept here, it would keep its handle alive.
-        """
+        """Write `data` if there is some, and poll; see `Child.poll`."""
         async with self._turn:
             self._polled = True
             started = self._link.loop.time()
             if data:
-                reply = await self._write_and_ask(data, terms, yield_on, write)
+                reply = await self._write_and_ask(data, terms, yield_on)
             else:
                 reply = await self._ask(terms, yield_on, None)
             return self._result(reply, self._link.loop.time() - started)
 
     async def _write_and_ask(
-        self,
-        data: bytes,
-        terms: dict[str, Any],
-        yield_on: asyncio.Event | None,
-        write: Write,
+        self, data: bytes, terms: dict[str, Any], yield_on: asyncio.Event | None
     ) -> Message | errors.WorkerLost:
-        writing = asyncio.ensure_future(write(data))
+        # It may wait for as long as the child lives: were it a call of the handle, that
+        # could not be collected before.
+        writing = asyncio.ensure_future(self._write(data))
         writing.add_done_callback(ignored)  # the poll may be over before it is
         await asyncio.sleep(0)  # the write is asked for first
         reply = await self._ask(terms, yield_on, writing)

@@ -319,31 +319,42 @@ def _failure_pipe(taken: tuple[int, ...]) -> tuple[int, int]:
     """Return a pipe whose writing end has none of the numbers that the child takes."""
     try:
         read, write = os.pipe()
+        if not taken:
+            return read, write
         try:
-            return read, _above(write, taken)
+            return read, _copies((write,), taken)[0]
         except BaseException:
             os.close(read)
             raise
         finally:
-            if taken:
-                os.close(write)
+            os.close(write)
     except OSError as error:
         raise SpawnFailed(error.errno or 0, "pipe") from error
 
 
-def _above(fd: int, taken: tuple[int, ...]) -> int:
-    """Return `fd`, copied above the highest of `taken` if there are any."""
-    if not taken:
-        return fd
-    with _any_number():
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(taken) + 1)
+def _copies(fds: tuple[int, ...], taken: tuple[int, ...]) -> list[int]:
+    """Return copies of `fds` that have none of the numbers `taken`.
+
+    Raises:
+        OSError: no number is left.
+    """
+    copies: list[int] = []
+    lowest = 3
+    with any_number():
+        for fd in fds:
+            while (copy := fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)) in taken:
+                os.close(copy)
+                lowest = copy + 1
+            copies.append(copy)
+    return copies
 
 
 @contextmanager
-def _any_number() -> Iterator[None]:
+def any_number() -> Iterator[None]:
     """For a block, let a descriptor have any number up to the hard limit.
 
-    The client may have raised its soft limit since this process was started.
+    The soft limit of a client that passes descriptors may be higher than this process's
+    own, which is the one that its engine was started with.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -424,8 +435,8 @@ def _numbering(numbers: tuple[int, ...], fds: tuple[int, ...]) -> Step | None:
         return None
 
     def copy() -> None:
-        copies = [_above(fd, numbers) for fd in fds]
-        with _any_number():
+        copies = _copies(fds, numbers)
+        with any_number():
             for fd, number in zip(copies, numbers, strict=True):
                 os.dup2(fd, number)
 
@@ -442,8 +453,11 @@ def limits(launch: Launch) -> Step | None:
     Raises:
         SpawnFailed: the present ones cannot be read.
     """
+    terms = launch.rlimits, launch.nice, launch.oom_score_adj, launch.limits
     try:
-        return _limits(launch.rlimits, launch.nice, launch.oom_score_adj, launch.limits)
+        if launch.pass_fds:  # then they may have changed for this start alone
+            return _limits.__wrapped__(*terms)
+        return _limits(*terms)
     except OSError as error:
         raise SpawnFailed(error.errno or 0, "limits") from error
 
@@ -452,7 +466,10 @@ def limits(launch: Launch) -> Step | None:
 def _limits(
     rlimits: Rlimits, niceness: int, oom_score_adj: int, asked: Limits
 ) -> Step | None:
-    """Compare with this process's own, which never change: once (0.3 us, not 10)."""
+    """Compare with this process's own, which change for no more than a start: once.
+
+    It takes 0.3 us then, not 10.
+    """
     named = asked.named()
     rows = [row if row[0] in named else _permitted_row(*row) for row in rlimits]
     wanted = [row for row in rows if resource.getrlimit(row[0]) != row[1:]]

@@ -22,6 +22,7 @@ class Record:
         handles: living `Child` objects, runs and scopes that own the session.
         released: whether the broker was told to forget the session.
         stays: whether it lives on without an owner, if that one goes.
+        named: whether a run of it had a request id: then others may have it, too.
         holdings: numbers under which its handles hold the log back.
         request: of the ATTACH or VISIT that it comes from; 0: it was spawned.
     """
@@ -43,6 +44,7 @@ class Record:
     failure: errors.EngineError | None = None
     released: bool = False
     stays: bool = False
+    named: bool = False
     waiters: set[asyncio.Future[Any]] = field(default_factory=set)
     holdings: set[int] = field(default_factory=set)
     request: int = 0

@@ -424,6 +424,8 @@ class Session:
         target = Ask(ask.client, message.body["target"])
         self.outlet.stop(target)
         self.awaited.stop(target)
+        if not self.outlet.readers:  # of a run: nobody is there to hear of its end
+            self._tell_end()
         if target.request == 0:  # it is gone, and nobody else would let the clock go
             self.pause(ask.client, paused=False)
             self.stdin.refused.discard(ask.client)
@@ -456,6 +458,7 @@ class Session:
     def _on_kill(self, ask: Ask, message: Message) -> None:
         body = message.body
         if body["release"]:
+            self._tell_end()
             self._release()
         if self.life.empty:
             self._answer(ask, {"receipt": [0, 0, []]})
@@ -557,13 +560,21 @@ class Session:
 
     def _on_attach(self, ask: Ask, message: Message) -> None:
         """Answer a new owner, who has no capture that tells of the end."""
-        if self.releases_itself:
+        self._tell_end()
+        self._on_visit(ask, message)
+
+    def _tell_end(self) -> None:
+        """Tell the broker of the end after all, as the capture of a run does not.
+
+        Somebody else wants to hear of it now, or that capture is gone, and whoever
+        visits the session is still to be told.
+        """
+        if self.releases_itself and not self.released:
             self.releases_itself = False
             if self.progress.status is not None:
                 self._push(Kind.EXITED)
             if self.progress.closed:
                 self._push(Kind.CLOSED)
-        self._on_visit(ask, message)
 
     def _on_visit(self, ask: Ask, _: Message) -> None:
         """Tell a new owner, or a visitor, what the first one knew from its spawn."""

@@ -38,9 +38,10 @@ class Shell:
     shell and everything it started; so does the end of its scope.
     """
 
-    def __init__(self, child: Child, grace: float) -> None:
+    def __init__(self, child: Child, settings: Settings) -> None:
         self._child = child
-        self._grace = grace
+        self._grace = settings.terminate_grace
+        self._kill_timeout = settings.kill_timeout
         self._events = child.events()
         self._turn = asyncio.Lock()
         self._stopping: asyncio.Task[None] | None = None
@@ -57,7 +58,7 @@ class Shell:
         Raises:
             ShellEnded, TimedOut: it does not behave as one; it has been ended.
         """
-        shell = cls(child, settings.terminate_grace)
+        shell = cls(child, settings)
         try:
             await shell.run(b"", timeout=settings.start_timeout)
         except BaseException:
@@ -86,7 +87,8 @@ class Shell:
         Args:
             command: any script: text as UTF-8, or bytes.
             timeout: seconds; then the command is interrupted (SIGINT). If it resists
-                for `Settings.terminate_grace`, the shell is killed with it.
+                for `Settings.terminate_grace`, the shell is killed with it; what is not
+                gone after `Settings.kill_timeout` is given up.
             limit: bytes of output to keep.
 
         Raises:
@@ -178,13 +180,18 @@ class Shell:
         return self._stopping
 
     async def _stop(self, job: "asyncio.Task[None]") -> None:
-        """Interrupt a command; if it resists, end the shell."""
+        """Interrupt a command; if it resists, end the shell, or give it up."""
         self._interrupted = True
         with suppress(errors.EngineError):  # it is over: the job tells why
-            await self._child.interrupt()
-            await asyncio.wait((job,), timeout=self._grace)
+            with suppress(TimeoutError):  # also of a worker that stands still
+                async with asyncio.timeout(self._grace):
+                    await self._child.interrupt()
+                    await asyncio.wait((job,))
             if not job.done():
-                await self._child.kill()
+                receipt = await self._child.kill(self._kill_timeout)
+                if receipt.survivors:  # their end may never come
+                    self._ended = True
+                    job.cancel()
         await asyncio.wait((job,))
 
     async def aclose(self) -> None:

@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from actors import posix_spawn, process
-from actors.discipline import Discipline
+from actors.discipline import Discipline, Line
 from actors.launch import Launch
 from actors.settings import TtySize
 from broker.errors import InvalidRequest, SpawnFailed, StdinUnavailable
@@ -52,8 +52,8 @@ class Terminal(process.Process):
         super().__init__(pid, typing, {"stdout": master})
         self.size = size
         self._slave: int | None = slave
-        self._queued_line = 0
-        self._entered_line = 0
+        self._queued = Line()
+        self._entered = Line()
 
     def capacity(self, stream: str) -> int:  # noqa: ARG002 - there is but one
         """Return how many bytes a read gives at least if more may be there."""
@@ -86,15 +86,15 @@ class Terminal(process.Process):
             discipline = self._discipline()
         except OSError as hangup:
             raise StdinUnavailable("the child has hung its terminal up") from hangup
-        discipline.check(data, self._queued_line)
-        self._queued_line = discipline.unfinished(data, self._queued_line)
+        discipline.check(data, self._queued)
+        self._queued = discipline.unfinished(data, self._queued)
 
     def write(self, data: memoryview) -> int:
         """Write what fits; 0 when the terminal takes nothing now."""
         discipline = self._discipline()
         count = super().write(data)
         written = bytes(data[:count])
-        self._entered_line = discipline.unfinished(written, self._entered_line)
+        self._entered = discipline.unfinished(written, self._entered)
         return count
 
     def last_input(self) -> bytes:
@@ -115,8 +115,9 @@ class Terminal(process.Process):
                     "certain: write what this program takes as its end, such as '\\x04'"
                 )
             raise InvalidRequest("tty", why)
-        # The first one only completes a line that is pending.
-        return discipline.eof * (2 if self._entered_line else 1)
+        # One more completes a line that is pending; and one is an ordinary byte where
+        # the last byte of that makes it one.
+        return discipline.eof * (1 + bool(self._entered.length) + self._entered.quotes)
 
     def resize(self, size: TtySize) -> None:
         """Set the size, of which the kernel tells the child; nothing after its end."""
@@ -139,7 +140,9 @@ class Terminal(process.Process):
             termios.tcflush(self._slave, termios.TCIFLUSH)
         except termios.error:  # it is hung up: nobody reads what was typed
             return False
-        self._queued_line = self._entered_line = 0
+        # The kernel has not forgotten that the next byte is to be an ordinary one.
+        self._entered = Line(quotes=self._entered.quotes)
+        self._queued = self._entered
         return True
 
     def interrupt(self) -> bool:

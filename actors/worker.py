@@ -26,8 +26,12 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import chain, islice
 from typing import Any, Final, NoReturn
 
+from actors import process
 from actors.buffer import Cursor
 from actors.express import Express
 from actors.outlet import Ask
@@ -48,7 +52,7 @@ A short command has ended by then: one message wakes broker and client, instead 
 ANSWERS: Final = 64
 """Answers that a session remembers, for those that get lost with a broker.
 
-A client has 8 writes under way at most with one handle."""
+A client has `writing.MOST_UNDER_WAY` pieces of input under way at most."""
 END_TIMEOUT: Final = 5.0
 """Seconds to end the tree after a lifeline broke; the pool's sweep is behind it."""
 
@@ -150,8 +154,10 @@ class Worker:
         Raises:
             LegClosed: a lifeline broke.
         """
-        ready = self.poller.poll(self._timeout())
-        self._stale = self._stale or not ready
+        timeout = self._timeout()
+        ready = self.poller.poll(timeout)
+        # What is due may not wait until less goes the short way.
+        self._stale = self._stale or not ready or timeout == 0
         for fd, _ in ready:
             if fd == self._leg_fd:
                 self._on_leg()
@@ -218,11 +224,14 @@ class Worker:
         self.watching = events
 
     def _timeout(self) -> int | None:
-        """Return milliseconds until something is due, rounded up; None: never."""
+        """Return milliseconds until something is due, rounded up: at 0 it is.
+
+        None: nothing will be.
+        """
         if self._due is None:
             return None
         wait = min(self._due - time.monotonic(), LONGEST_WAIT)
-        return max(0, int(wait * 1000) + 1)
+        return 0 if wait <= 0 else int(wait * 1000) + 1
 
     def _on_leg(self) -> None:
         try:
@@ -262,13 +271,22 @@ class Worker:
             self.leg.put(Message(Kind.IDLE, body={"stamps": []}), urgent=True)
 
     def _take_frames(self) -> None:
-        for frame, fds in self.leg.frames():
+        for frame, fds in self._frames():
             if not self._stale and not fds and self._express_input(frame):
                 continue
             self._stale = True  # what may go the short way is not known any more
             self._command(message_in(frame), fds)
             for fd in fds:
                 os.close(fd)
+
+    def _frames(self) -> Iterator[tuple[memoryview, tuple[int, ...]]]:
+        """Read what came; a START may bring more than our own limit has numbers for."""
+        frames = self.leg.frames()
+        if self.session is not None:
+            return frames
+        with process.any_number():
+            first = list(islice(frames, 1))
+        return chain(first, frames)
 
     def _on_time(self) -> None:
         """Let what is due happen, and find out when that is the next time."""
@@ -302,7 +320,8 @@ class Worker:
     def _command(self, message: Message, fds: tuple[int, ...]) -> None:
         session = self.session
         if message.kind is Kind.START:
-            self._start(message, fds)
+            with process.any_number() if fds else nullcontext():
+                self._start(message, fds)
         elif message.kind is Kind.RETIRE:
             self.retired = True
         elif session is not None and session.number == message.session:

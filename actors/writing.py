@@ -2,9 +2,10 @@
 
 A client's writes into one session take turns, whatever handles they come by. At most
 half of the worker's queue is under way, so nobody is refused for what this client sent
-itself. What a cancelled write has sent counts too, until it is in the pipe. One failure
-speaks for all pieces of a write; once something went in, a stdin that is found closed
-only ends it: the count tells how far it came.
+itself; and few pieces of it, or the worker could not tell after a lost broker which of
+them it has. What a cancelled write has sent counts too, until it is in the pipe. One
+failure speaks for all pieces of a write; once something went in, a stdin that is found
+closed only ends it: the count tells how far it came.
 
 Other clients may have filled the queue. Then a piece is refused, and the worker refuses
 whatever this client sent behind it, so that nothing overtakes it: until an empty write
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 WRITE_PIECE: Final = 64 * 1024
 """Bytes of input per message: the broker never holds more of one writer at once."""
+MOST_UNDER_WAY: Final = 8
+"""Pieces of one client under way at once, however large the queue.
+
+What a worker remembers of its answers has to reach for those of several clients."""
 LONGEST_PAUSE: Final = 1.0
 """Seconds until a refused piece is sent again, at most; at first as the worker says."""
 
@@ -73,7 +78,7 @@ class Writing:
     ) -> None:
         self._link = link
         self._record = record
-        self._window = max(1, queue // (2 * WRITE_PIECE))
+        self._window = min(max(1, queue // (2 * WRITE_PIECE)), MOST_UNDER_WAY)
         self._inflows = inflows
         self._joined: Inflow | None = None  # most handles, those of runs, write nothing
 
@@ -82,6 +87,13 @@ class Writing:
         if self._joined is None:
             self._joined = self._inflows.setdefault(self._record.id, Inflow())
         return self._joined
+
+    async def write_input(self, data: bytes) -> WriteResult:
+        """Write what the caller's parameter `input` gave, and say so of a refusal."""
+        try:
+            return await self.write(data, None)
+        except errors.InvalidRequest as refused:
+            raise errors.InvalidRequest("input", refused.message) from refused
 
     async def write(self, data: bytes, at: int | None) -> WriteResult:
         """Write after the writes before this one; see `Child.write`."""

@@ -67,12 +67,25 @@ class Asked(NamedTuple):
     payload: wire.Payload | None
     fds: Sequence[int]
     sent: bool
+    since: float
 
     def again(self) -> Mapping[str, Any] | None:
-        """Return the body with which to ask again: a SPAWN may have started already."""
+        """Return the body with which to ask again, in what is left of its time.
+
+        A SPAWN may have started already.
+        """
+        passed = self.future.get_loop().time() - self.since
+        body = dict(self.body or {})
+        for name in _PATIENCE:
+            if body.get(name) is not None:
+                body[name] = max(0.0, body[name] - passed)
         if self.kind is Kind.SPAWN and self.sent:
-            return {**(self.body or {}), "again": True}
-        return self.body
+            body["again"] = True
+        return body
+
+
+_PATIENCE: Final = ("wait", "queue")
+"""Seconds in the body of a request, for which it waits at most."""
 
 
 class Link:
@@ -478,7 +491,15 @@ class Link:
     ) -> "asyncio.Future[Message]":
         future: asyncio.Future[Message] = self.loop.create_future()
         self._waiting[request] = Asked(
-            future, first, kind, session, body, payload, fds, sent=not self._adrift
+            future,
+            first,
+            kind,
+            session,
+            body,
+            payload,
+            fds,
+            sent=not self._adrift,
+            since=self.loop.time(),
         )
         self._watch()
         return future

@@ -45,7 +45,8 @@ starting  SPAWN accepted                         commands wait in the worker's l
 running   REPLY to START                         everything is forwarded
 exited    EXITED pushed by the worker            everything is forwarded
 closed    CLOSED pushed by the worker            everything is forwarded
-leaving   KILL with release, or a drop           `SessionNotFound` for everything new
+leaving   KILL with release, or a drop           `SessionNotFound` for everything new,
+                                                 but its owner's KILL with release
 lost      the worker is gone                     `WorkerLost`; KILL its receipt, if
                                                  the tree is proven gone
 ========  =====================================  =====================================
@@ -659,16 +660,21 @@ class Router(Keeper):
         """Open the capture that comes with a spawn that was before, if there is one.
 
         What it gets begins with the first byte, or says what was dropped. Nobody but
-        the owner has one: any other is told that it is none.
+        the owner has one: any other is told that it is none. A spawn without a capture
+        is of a handle, for which the session of a run stays.
         """
         reader = Ask(spawn.client, spawn.body["reader"] or 0)
-        foreign = spawn.client != session.client
-        if not reader.request or reader in session.pending or foreign:
+        if spawn.client != session.client or reader in session.pending:
             return
-        body = {name: spawn.body[name] for name in ("chunks", "bytes")}
-        body |= {"after": None, "newest": False, "capture": True}
-        opening = Message(Kind.OPEN, *reader, session.id, self.epoch, 0.0, body)
-        self._pass_on(session, opening, reader)
+        ids = *reader, session.id, self.epoch
+        if reader.request:
+            body = {name: spawn.body[name] for name in ("chunks", "bytes")}
+            body |= {"after": None, "newest": False, "capture": True}
+            opening = Message(Kind.OPEN, *ids, 0.0, body)
+            self._pass_on(session, opening, reader)
+        elif session.runs:
+            body = {"steal": False}
+            self._tell(session, Message(Kind.ATTACH, *ids, 0.0, body))
 
     # -- those who watch --------------------------------------------------------
 
@@ -771,12 +777,20 @@ class Router(Keeper):
             self._pass_on(session, message, ask)
 
     def _reached(self, client: Client, message: Message, ask: Ask) -> Session | None:
-        """Return the session that a command is for; `ask` is answered if none is."""
+        """Return the session that a command is for; `ask` is answered if none is.
+
+        One that leaves is there for nobody but its owner that releases it: an answer
+        that it is not there any more would be taken for the proof.
+        """
         session = self.sessions.get(message.session)
+        release = message.kind is Kind.KILL and message.body["release"]
         if (
             session is None
             or not self._may(client, session)
-            or session.state is State.LEAVING
+            or (
+                session.state is State.LEAVING
+                and not (release and session.client == client.id)
+            )
         ):
             self._to(ask, failure(message, errors.SessionNotFound()))
             return None

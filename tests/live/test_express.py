@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ from actors import Limits, Watch
 from actors.express import ATOMIC
 from actors.outlet import INLINE
 from broker.wire import Kind, Message, unpack
-from tests.helpers import eventually, go, stop
+from tests.helpers import NOT_BLOCKED, eventually, go, stop
 from tests.live.children import program
 from tests.live.driven import CLIENT, EPOCH, READER, SESSION, WINDOW, Driven
+from tests.parts import running
 
 pytestmark = pytest.mark.live
 
@@ -190,3 +192,36 @@ def test_input_behind_the_end_of_input_is_refused(cat: Driven) -> None:
         cat.ask(Kind.CLOSE_STDIN, {})
         asked = cat.write(b"late")
     assert cat.answer(asked).body["code"] == "stdin-unavailable"
+
+
+IN_TIME = """
+import select, signal, time
+from contextlib import closing
+from dataclasses import replace
+from actors import rehearsal
+from actors.launch import Launch
+from broker.wire import Kind
+
+signal.signal(signal.SIGCHLD, lambda *_: None)
+order = Launch.from_wire(rehearsal.launch(rehearsal.LIVES))
+kill = {"grace": None, "timeout": 5.0, "cause": "killed", "release": True}
+with closing(rehearsal.Stage()) as stage:
+    payload = replace(order, timeout=0.2).to_wire()
+    stage.ask(Kind.START, rehearsal._terms(reader=None), payload)
+    stage.until(Kind.REPLY)
+    due = stage.worker._due
+    while time.monotonic() <= due:
+        select.poll().poll(1)
+    stage.ask(Kind.WRITE, {"at": None}, b"x")
+    stage.worker.turn()
+    print(stage.worker._due != due, flush=True)
+    stage.ask(Kind.KILL, kill)
+    stage.until(Kind.IDLE)
+"""
+"""A worker in a process of its own, whose child is written to as its time is over."""
+
+
+def test_what_is_due_happens_although_all_goes_the_short_way() -> None:
+    with running(sys.executable, "-c", IN_TIME) as program:
+        assert program.line() == "True"
+        assert program.process.wait(NOT_BLOCKED) == 0

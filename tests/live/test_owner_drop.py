@@ -170,6 +170,17 @@ async def test_s42_an_iterator_counts_as_a_reference() -> None:
         await went(word)
 
 
+async def test_input_of_a_poll_that_does_not_go_in_keeps_no_handle_alive() -> None:
+    word = tag()
+    async with actors.Engine() as engine:
+        child = await engine.spawn(daemons(word), stdin="pipe")
+        await up(child)
+        await child.poll(bytes(200_000), wait=0)
+        with collecting():
+            del child
+        await went(word)
+
+
 async def test_a_cursor_counts_as_a_reference() -> None:
     word = tag()
     async with actors.Engine() as engine:

@@ -190,6 +190,21 @@ async def test_s14_numbers_above_the_limit_that_the_engine_began_with_are_passed
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.parametrize("tty", [False, True])
+async def test_s14_a_broker_that_was_started_with_few_numbers_passes_many(
+    tmp_path: Path, *, tty: bool
+) -> None:
+    endpoint = f"ipc://{tmp_path}/shared/broker.sock"
+    numbers = free(150, 100)
+    few = "sh", "-c", 'ulimit -Sn 128; exec "$@"', "sh"
+    tells = TELLS + "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    with at(*numbers), serving(endpoint, *few):
+        async with Engine(endpoint) as engine:
+            done = await engine.run(program(tells), pass_fds=numbers, tty=tty)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert done.text.splitlines() == [f"{numbers} []", str(limits)]
+
+
 # --- what is refused, and what fails -------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import resource
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NoReturn
@@ -75,6 +76,20 @@ def test_a_score_that_cannot_be_had_fails_only_whoever_asked_for_it(
     with pytest.raises(SpawnFailed) as refused:
         process.start(asked)
     assert (refused.value.errno, refused.value.step) == (errno.EACCES, "limits")
+
+
+def test_copies_of_descriptors_have_none_of_the_numbers_that_are_taken() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    pipe = os.pipe()
+    free = os.dup(pipe[0])
+    os.close(free)
+    copies = process._copies(pipe, (free, hard - 1))
+    assert free not in copies
+    assert [os.readlink(f"/proc/self/fd/{fd}") for fd in copies] == [
+        os.readlink(f"/proc/self/fd/{fd}") for fd in pipe
+    ]
+    for fd in (*pipe, *copies):
+        os.close(fd)
 
 
 # Wide pipes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import actors
-from tests.helpers import NOT_BLOCKED
+from tests.helpers import NOT_BLOCKED, gone, tag
 from tests.live.children import REST, arrived, program, until
 
 pytestmark = pytest.mark.live
@@ -162,6 +162,46 @@ async def test_who_shares_the_child_of_a_run_hears_of_its_end(
             assert len((await run).stdout) == 300000
         await child.aclose()
         assert (await engine.info()).counts["sessions"] == 0
+
+
+async def test_the_child_of_a_run_stays_readable_for_who_shares_it(
+    tmp_path: Path,
+) -> None:
+    gate = tmp_path / "gate"
+    script = f"until test -e {gate}; do sleep 0.01; done; echo out"
+    command = ["sh", "-c", script]
+    async with actors.Engine() as engine:
+        run = asyncio.create_task(engine.run(command, request_id="job"))
+        while not await engine.children():
+            await asyncio.sleep(0.01)
+        child = await engine.spawn(command, request_id="job")
+        gate.touch()
+        assert (await asyncio.wait_for(run, NOT_BLOCKED)).stdout == b"out\n"
+        assert (await child.poll(wait=NOT_BLOCKED)).stdout == b"out\n"
+        await child.aclose()
+
+
+async def test_what_was_spawned_goes_with_the_run_that_had_it_last(
+    tmp_path: Path,
+) -> None:
+    gate, word = tmp_path / "gate", tag()
+    script = f"until test -e {gate}; do sleep 0.01; done"
+    command = ["sh", "-c", f"sh -c 'sleep 150; : {word}' & echo out; {script}"]
+    options: dict[str, Any] = {"request_id": "job", "leftover": "keep"}
+    async with actors.Engine() as engine:
+        child = await engine.spawn(command, **options)
+        begun = asyncio.Event()
+        run = asyncio.create_task(
+            engine.run(command, into=lambda *_: begun.set(), **options)
+        )
+        await asyncio.wait_for(begun.wait(), NOT_BLOCKED)
+        del child
+        gate.touch()
+        assert (await asyncio.wait_for(run, NOT_BLOCKED)).returncode == 0
+        async with asyncio.timeout(NOT_BLOCKED):
+            while (await engine.info()).counts["sessions"]:
+                await asyncio.sleep(0.01)
+        gone(word)
 
 
 async def test_runs_of_one_request_id_that_wait_for_room_all_get_the_output() -> None:

@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 
 from actors import (
+    Child,
     Engine,
     InvalidRequest,
+    KillReceipt,
     OutputLimitExceeded,
     SessionNotFound,
     Settings,
     ShellEnded,
+    Survivor,
     TimedOut,
 )
-from tests.helpers import NOT_BLOCKED, gone, tag, tagged
+from tests.helpers import NOT_BLOCKED, gone, parent, stop, tag, tagged
 from tests.live.children import repeated
 
 pytestmark = pytest.mark.live
@@ -172,6 +175,30 @@ async def test_s57_a_command_that_resists_is_killed_with_the_shell(opened: Any) 
         with pytest.raises(ShellEnded) as ended:
             await sh.run("echo never")
         assert ended.value.status.cause == "killed"
+
+
+async def test_a_command_that_cannot_be_killed_is_given_up_with_the_shell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def resisted(self: Child, timeout: float = 5.0) -> KillReceipt:
+        return KillReceipt(1, 0, (Survivor(self.pid, 0.0, 0, "D"),))
+
+    monkeypatch.setattr(Child, "kill", resisted)
+    async with shell(Engine, terminate_grace=0.05) as sh:
+        run = sh.run("trap '' INT; sleep 150", timeout=0.05)
+        with pytest.raises(TimedOut):
+            await asyncio.wait_for(run, NOT_BLOCKED)
+        with pytest.raises(ShellEnded):
+            await sh.run("echo never")
+
+
+async def test_a_command_whose_worker_stands_still_is_given_up() -> None:
+    async with shell(Engine, terminate_grace=0.05, kill_timeout=0.5) as sh:
+        stop(parent(sh.pid))
+        with pytest.raises(TimedOut):
+            await asyncio.wait_for(sh.run("sleep 150", timeout=0.05), NOT_BLOCKED)
+        with pytest.raises(ShellEnded):
+            await sh.run("echo never")
 
 
 async def test_s56_a_cancelled_command_is_interrupted_before_the_next(

@@ -452,6 +452,23 @@ async def test_s35_closing_the_input_of_a_terminal_is_an_end_of_file() -> None:
             assert last.exit_code == 0
 
 
+async def test_what_one_write_quotes_may_come_with_the_next() -> None:
+    for texts, seen in (
+        ((b"abc\x16", b"\n"), b"<abc\r\n><eof>"),
+        ((b"abc\x16",), b"<abc\x04><eof>"),
+    ):
+        async with actors.Engine() as engine, await quiet_cat(engine) as child:
+            for text in texts:
+                await child.write(text)
+            await child.close_stdin()
+            output, _ = await drained(child, wait=NOT_BLOCKED)
+            assert output.endswith(seen)
+    async with actors.Engine() as engine, await quiet_cat(engine) as child:
+        await child.write(b"\x16")
+        with pytest.raises(actors.InvalidRequest, match="a line of 4097"):
+            await child.write(b"\n" + b"a" * 4095 + b"\n")
+
+
 async def test_the_byte_of_control_d_leaves_the_input_open() -> None:
     body = QUIET + "write(b'ready\\n')\nfor _ in 1, 2: write(b'<%s>' % os.read(0, 99))"
     async with actors.Engine() as engine:

@@ -86,6 +86,21 @@ async def test_a_visitor_learns_of_a_run_that_ends_in_another_engine(
         assert (await waiting).cause == (await running).status.cause == "killed"
 
 
+async def test_a_visitor_learns_of_the_end_of_a_run_that_is_dropped(
+    tmp_path: Path,
+) -> None:
+    where = f"ipc://{tmp_path}/shared/broker.sock"
+    with serving(where, grace=0):
+        async with actors.Engine(where) as owner, operating(where) as operator:
+            run = asyncio.create_task(owner.run(program(REST)))
+            while not (found := await operator.children()):
+                await asyncio.sleep(0.01)
+            visited = await operator.visit(found[0].id)
+            run.cancel()
+            status = await visited.wait(NOT_BLOCKED)
+            assert (status.cause, status.signal) == ("owner-drop", 9)
+
+
 async def test_a_visitor_learns_that_the_worker_was_lost(endpoint: str) -> None:
     async with actors.Engine(endpoint) as owner, operating(endpoint) as operator:
         child = await owner.spawn(program(REST))

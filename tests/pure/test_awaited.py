@@ -374,3 +374,14 @@ def test_s46_a_cursor_that_holds_has_a_client_between_its_requests() -> None:
     assert child.awaited.clients == {OTHER.client}
     child.awaited.stop(Ask(OTHER.client, 0))
     assert child.awaited.clients == set()
+
+
+def test_what_is_asked_again_ends_when_it_was_to() -> None:
+    child = Child()
+    child.expect(wait=10.0)
+    child.ready(TWO, port=80, wait=10.0)
+    child.expect(now=6.0, wait=4.0)
+    child.ready(TWO, now=6.0, port=80, wait=0.0)
+    assert child.serve(9.9) == []
+    outcomes = {ask: body["outcome"] for ask, body in child.serve(10.0)}
+    assert outcomes == {ONE: "timed-out", TWO: "timed-out"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from actors.discipline import LONGEST_LINE, Discipline
+from actors.discipline import LONGEST_LINE, Discipline, Line
 from broker.errors import InvalidRequest
 
 IFLAG, LFLAG, CC = 0, 3, 6
@@ -74,29 +74,40 @@ def test_characters_that_are_switched_off_end_nothing(fresh: list[Any]) -> None:
 def test_raw_mode_has_no_lines_and_no_end(fresh: list[Any]) -> None:
     rules = changed(fresh, local=(0, termios.ICANON))
     assert rules == Discipline(canonical=False)
-    rules.check(b"x" * 100_000, 5)
-    assert rules.unfinished(b"x" * 100_000, 5) == 0
+    rules.check(b"x" * 100_000, Line(5))
+    assert rules.unfinished(b"x" * 100_000, Line(5)) == Line()
 
 
 @pytest.mark.parametrize(
     ("data", "before", "after"),
     [
-        (b"", 7, 7),
-        (b"abc", 7, 10),
-        (b"abc\n", 7, 0),
-        (b"abc\nde", 7, 2),
-        (b"a\rb", 0, 1),
-        (b"a\x04", 9, 0),
-        (b"abc\x15d", 9, 1),
-        (b"ab\x16\nc", 1, 6),
-        (b"ab\x16\x16\nc", 1, 1),
-        (b"ab\x16", 1, 4),
+        (b"", Line(7), Line(7)),
+        (b"abc", Line(7), Line(10)),
+        (b"abc\n", Line(7), Line()),
+        (b"abc\nde", Line(7), Line(2)),
+        (b"a\rb", Line(), Line(1)),
+        (b"a\x04", Line(9), Line()),
+        (b"abc\x15d", Line(9), Line(1)),
+        (b"ab\x16\nc", Line(1), Line(6)),
+        (b"ab\x16\x16\nc", Line(1), Line(1)),
+        (b"ab\x16", Line(1), Line(4, quotes=True)),
+        (b"", Line(4, quotes=True), Line(4, quotes=True)),
+        (b"\n", Line(4, quotes=True), Line(5)),
+        (b"\n\n", Line(4, quotes=True), Line()),
+        (b"\x16", Line(4, quotes=True), Line(5)),
+        (b"\x16\x16", Line(4, quotes=True), Line(6, quotes=True)),
     ],
 )
 def test_the_unfinished_line_is_followed(
-    fresh: list[Any], data: bytes, before: int, after: int
+    fresh: list[Any], data: bytes, before: Line, after: Line
 ) -> None:
     assert Discipline.of(fresh).unfinished(data, before) == after
+
+
+def test_a_byte_stays_quoted_where_none_can_be_any_more(fresh: list[Any]) -> None:
+    rules = changed(fresh, local=(0, termios.IEXTEN))
+    assert rules.unfinished(b"\n", Line(1, quotes=True)) == Line(2)
+    assert rules.unfinished(b"a\x16", Line()) == Line(2)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +124,15 @@ def test_s35_a_line_that_would_be_cut_is_refused(
     fresh: list[Any], data: bytes, before: int, longest: int
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"a line of {longest} .* 4095") as no:
-        Discipline.of(fresh).check(data, before)
+        Discipline.of(fresh).check(data, Line(before))
     assert no.value.field == "data"
+
+
+def test_a_line_with_a_newline_that_was_quoted_before_is_refused(
+    fresh: list[Any],
+) -> None:
+    with pytest.raises(InvalidRequest, match="a line of 4097"):
+        Discipline.of(fresh).check(b"\n" + b"a" * 4095 + b"\n", Line(1, quotes=True))
 
 
 @pytest.mark.parametrize(
@@ -128,13 +146,16 @@ def test_s35_a_line_that_would_be_cut_is_refused(
     ],
 )
 def test_s35_lines_that_fit_pass(fresh: list[Any], data: bytes, before: int) -> None:
-    Discipline.of(fresh).check(data, before)
+    Discipline.of(fresh).check(data, Line(before))
 
 
-@given(st.lists(st.binary(max_size=40)), st.integers(0, LONGEST_LINE))
+BYTES = st.binary(max_size=40) | st.lists(st.sampled_from(b"a\n\x16")).map(bytes)
+
+
+@given(st.lists(BYTES), st.integers(0, LONGEST_LINE))
 def test_a_line_is_as_long_in_pieces_as_in_one(pieces: list[bytes], at: int) -> None:
-    rules = Discipline(canonical=True, eof=b"\4", breaks=b"\n\r\4")
-    length = at
+    rules = Discipline(canonical=True, eof=b"\4", breaks=b"\n\r\4", literal=b"\x16")
+    line = Line(at)
     for piece in pieces:
-        length = rules.unfinished(piece, length)
-    assert length == rules.unfinished(b"".join(pieces), at)
+        line = rules.unfinished(piece, line)
+    assert line == rules.unfinished(b"".join(pieces), Line(at))

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from actors import lifecycle
 from actors.budget import Budget
-from actors.buffer import Log
-from actors.drain import READS_A_TURN, TURN, Drain
+from actors.buffer import Cursor, Log
+from actors.drain import FILLS, READS_A_TURN, TURN, Drain
 from actors.lifecycle import Held, Output, StreamDone
 from actors.outlet import Progress
 from actors.settings import Limits
@@ -137,6 +139,16 @@ def test_a_stream_whose_turns_find_its_pipe_full_gets_a_wider_one() -> None:
     world.write(b"ab")
     world.drain.ready(OUT)
     assert world.pipes.widened == ["stdout"]
+
+
+@pytest.mark.parametrize("output", [3, 99])
+def test_a_pipe_whose_output_has_a_budget_is_not_widened(output: int) -> None:
+    world = World(output=output)
+    world.pipes.full = 2
+    for _ in range(FILLS):
+        world.write(b"ab")
+        world.drain.ready(OUT)
+    assert (world.log.end, world.pipes.widened) == (2 * FILLS, [])
 
 
 def test_what_did_not_fit_says_nothing_of_a_full_pipe() -> None:
@@ -320,3 +332,13 @@ def test_an_abandoned_stream_is_read_once_more_and_ends_once() -> None:
     assert world.pipes.outputs == {}
     kinds = {stream: end.kind for stream, end in world.progress.ends.items()}
     assert kinds == {"stdout": Kind.BROKEN, "stderr": Kind.ABANDONED}
+
+
+def test_what_is_in_an_abandoned_stream_is_read_although_the_log_is_full() -> None:
+    world = World(room=2)
+    world.write(b"ab", b"cd")
+    world.write(b"ef", stream="stderr")
+    world.drain.abandon()
+    pieces, _ = world.log.read(Cursor(0, 0), 99)
+    assert [piece[-1] for piece in pieces] == [b"abcd", b"ef"]
+    assert {end.kind for end in world.progress.ends.values()} == {Kind.ABANDONED}

@@ -1345,6 +1345,18 @@ def test_s46_what_a_lossless_reader_has_not_received_is_held_meanwhile() -> None
     assert child.log.room() == 4
 
 
+def test_what_was_received_and_not_taken_is_held_on_after_a_loss() -> None:
+    child = Child("block", 6)
+    child.open()
+    child.write(b"abcd")
+    assert child.heard() == [b"abcd"]
+    child.outlet.cut_off()
+    resume(child, stdout=4, received=1, sequence=2)
+    assert child.log.room() == 4
+    child.credit(1, 4)
+    assert child.log.room() == 6
+
+
 def test_s46_a_reader_is_told_what_was_dropped_meanwhile() -> None:
     child = Child("tail", 4)
     child.open()
@@ -1447,3 +1459,17 @@ def test_s46_a_poll_or_read_that_is_asked_again_is_answered_once() -> None:
     child.close()
     said = child.serve()
     assert sorted(s.ask for s in said) == [ONE, TWO]
+
+
+@pytest.mark.parametrize("paused", [0.0, 40.0])
+def test_a_poll_or_read_that_is_asked_again_ends_when_it_was_to(paused: float) -> None:
+    child = Child()
+    child.poll(ONE, wait=10.0)
+    child.read(TWO, wait=10.0)
+    child.outlet.pause(4.0, paused=True)
+    child.outlet.pause(4.0 + paused, paused=False)
+    child.now = 6.0 + paused
+    child.poll(ONE, wait=0.0 if paused else 4.0)  # what is left of it to its client
+    child.read(TWO, wait=20.0)
+    assert child.serve(9.9 + paused) == []
+    assert sorted(said.ask for said in child.serve(10.0 + paused)) == [ONE, TWO]

@@ -1018,6 +1018,23 @@ def test_a_run_whose_first_capture_was_stopped_ends_with_another(world: World) -
     assert events(said, stream) == ["exited", "closed"]
 
 
+def test_the_session_of_a_run_stays_for_a_spawn_of_its_token(world: World) -> None:
+    _, worker, _ = world.spawn(reader=500, release=True)
+    (attach,) = world.ask(A, Kind.SPAWN, body=SPAWN)
+    assert told([attach]) == [(worker, Kind.ATTACH)]
+    assert isinstance(attach, ToWorker)
+    assert attach.message.request == 0  # the spawn has its own answer
+
+
+def test_the_session_of_a_run_stays_for_a_spawn_that_waited_with_it(two: World) -> None:
+    session, worker = two.started(A, **SCOPE)
+    waits = {"token": "u", "queue": 5.0, **SCOPE}
+    spawning(two, A, reader=500, release=True, **waits)
+    spawning(two, A, **waits)
+    actions = two.push(worker, Kind.EXITED, session)
+    assert [kind for _, kind in told(actions)] == [Kind.START, Kind.ATTACH]
+
+
 def test_tokens_of_other_owners_are_other_tokens(shared: World) -> None:
     first, _ = shared.started(A)
     second, _ = shared.started(B)
@@ -1138,6 +1155,22 @@ def test_a_leaving_session_is_not_found(world: World, kind: Kind) -> None:
     body = {"target": 1} if kind is Kind.STOP else None
     error = refusal(world.ask(A, kind, session, body))
     assert isinstance(error, errors.SessionNotFound)
+
+
+def test_a_leaving_session_is_released_by_its_owner_until_that_is_proven(
+    shared: World,
+) -> None:
+    session, worker = shared.started()
+    shared.ask(A, Kind.KILL, session, RELEASE)
+    again = shared.message(A, Kind.KILL, session, RELEASE)
+    assert told(shared.happen(FromClient(A, again))) == [(worker, Kind.KILL)]
+    error = refusal(shared.ask(OPERATOR, Kind.KILL, session, RELEASE))
+    assert isinstance(error, errors.SessionNotFound)
+    proof = again.reply(Kind.REPLY, {"receipt": [1, 1, []]})
+    assert answers(shared.say(worker, proof)) == [(A, Kind.REPLY, again.request)]
+    assert shared.state(session) is State.LEAVING
+    shared.idle(worker, session)
+    assert shared.router.sessions == {}
 
 
 @pytest.mark.parametrize("kind", [k for k in COMMANDS if k is not Kind.KILL])
@@ -3606,6 +3639,15 @@ def test_s46_what_is_on_its_way_out_stays_so(lost: Lost) -> None:
     lost.idle(worker, session)
     assert lost.router.sessions == {}
     assert lost.router.idle == [worker]
+
+
+def test_a_release_that_is_asked_again_waits_for_its_proof(lost: Lost) -> None:
+    session, worker = lost.taken_over(released=True)
+    lost.back()
+    kill = lost.message(A, Kind.KILL, session, RELEASE)
+    assert told(lost.happen(FromClient(A, kill))) == [(worker, Kind.KILL)]
+    proof = kill.reply(Kind.REPLY, {"receipt": [1, 1, []]})
+    assert answers(lost.say(worker, proof)) == [(A, Kind.REPLY, kill.request)]
 
 
 def test_s46_only_what_was_given_once_can_be_claimed(lost: Lost) -> None:

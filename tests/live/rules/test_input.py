@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import actors
-from actors.writing import WRITE_PIECE, Writing
+from actors.worker import ANSWERS
+from actors.writing import MOST_UNDER_WAY, WRITE_PIECE, Writing
 from broker import link
 from broker.wire import Kind
 from tests.helpers import NOT_BLOCKED, tag
@@ -160,6 +161,19 @@ async def test_s33_a_full_queue_makes_the_writers_of_other_engines_wait(
 def under_way(handles: list[actors.Child]) -> int:
     """Return how many pieces of input were sent, and neither taken nor refused."""
     return sum(len(handle._writing._inflow.under_way) for handle in handles)
+
+
+async def test_a_long_queue_has_no_more_under_way_than_its_worker_remembers() -> None:
+    settings = actors.Settings(stdin_queue=16 * MIB)
+    async with actors.Engine(settings=settings) as engine:
+        child = await engine.spawn(program(REST, tag()), stdin="pipe")
+        writing = asyncio.ensure_future(child.write(bytes(16 * MIB)))
+        await until(child, b"ready\n")
+        await arrived(child)
+        assert 0 < under_way([child]) <= MOST_UNDER_WAY < ANSWERS
+        await child.kill()
+        assert (await writing).state == "ended"
+        await child.aclose()
 
 
 RECORDS = range(MIB // 8)
