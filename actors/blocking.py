@@ -291,7 +291,8 @@ class Engine:
 
         def undo(services: list[actors.services.service.Service]) -> None:
             closing = actors.services.service.close_all
-            if failed := portal.close(lambda: closing(services), []):
+            none: list[actors.EngineError] = []
+            if failed := portal.close(lambda: closing(services), none):
                 raise merged(failed)
 
         found = portal.call(lambda: _watched(cancel, portal.known, start), undo)

@@ -15,7 +15,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -132,7 +132,7 @@ class Server:
         self.control = control
         self.page = page
         self.epoll = select.epoll()
-        self.handlers: dict[int, Any] = {}
+        self.handlers: dict[int, Callable[[int], object]] = {}
         self.flushing: set[int] = set()
         self.legs: dict[int, Leg] = {}
         self.pool: Leg | None = None
@@ -149,7 +149,9 @@ class Server:
 
     # -- the loop ---------------------------------------------------------------
 
-    def watch(self, fd: int, handler: Any, events: int = select.EPOLLIN) -> None:
+    def watch(
+        self, fd: int, handler: Callable[[int], object], events: int = select.EPOLLIN
+    ) -> None:
         """Call `handler(events)` when `fd` is ready."""
         self.handlers[fd] = handler
         self.epoll.register(fd, events)
@@ -629,7 +631,8 @@ def open_socket(listener: socket.socket, path: bytes) -> Any:
     clients.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
     # bind() would silently replace whatever lies at the path: the supervisor has bound.
     clients.setsockopt(zmq.USE_FD, listener.fileno())
-    clients.bind(b"ipc://" + path)  # a text has to be UTF-8
+    # A text has to be UTF-8; bytes need not, and are taken though not declared.
+    clients.bind(b"ipc://" + path)  # type: ignore[arg-type]
     return clients
 
 

@@ -173,7 +173,7 @@ class Toolbox:
             return await self._tools[name](**values)
         except actors.EngineError as error:
             number = values.get("session_id")
-            if isinstance(error, actors.SessionNotFound):
+            if isinstance(error, actors.SessionNotFound) and number is not None:
                 self._sessions.pop(number, None)  # the broker has let go of it
             raise actors.EngineError(tools.sentence(error, number)) from error
 

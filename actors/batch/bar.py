@@ -10,8 +10,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from actors.batch import progress
 from actors.batch.tally import Tally
+from actors.console import stdio
 
 PERIOD: Final = 0.25
 """Seconds from one sight of it to the next."""
@@ -22,7 +22,7 @@ class _Stderr(io.FileIO):
 
     def write(self, data: Any, /) -> int:
         """Write what it takes at once."""
-        progress.write_now(bytes(data))
+        stdio.write_now(self.fileno(), bytes(data))
         return len(data)
 
 

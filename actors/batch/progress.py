@@ -79,15 +79,7 @@ def tell(words: str) -> None:
 
 def offer(words: str) -> None:
     """Write words to stderr as far as it takes them at once."""
-    write_now(_line(words))
-
-
-def write_now(data: bytes) -> None:
-    """Write to stderr what it takes at once; the rest is lost."""
-    fd = stdio.unwaited(sys.stderr.fileno())
-    with suppress(OSError):  # see above
-        while data and stdio.has_room(fd):
-            data = data[os.write(fd, data[: stdio.ATOMIC]) :]
+    stdio.write_now(sys.stderr.fileno(), _line(words))
 
 
 def _line(words: str) -> bytes:

@@ -230,6 +230,14 @@ def has_room(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
+def write_now(fd: int, data: bytes) -> None:
+    """Write what is taken at once; the rest is lost, as is what is refused."""
+    fd = unwaited(fd)
+    with suppress(OSError):
+        while data and has_room(fd):
+            data = data[os.write(fd, data[:ATOMIC]) :]
+
+
 async def readable(fd: int) -> None:
     """Wait until there is something to read, or the end of it."""
     loop = asyncio.get_running_loop()
