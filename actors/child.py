@@ -61,8 +61,7 @@ class Child:
         write = self._writing.write_input
         self._polling = Polling(connection.link, record, settings, write)
         self._finalizer: weakref.finalize[..., Any] | None = None
-        if owned:
-            record.handles += 1
+        if owned:  # counted among the record's handles already
             self._finalizer = weakref.finalize(
                 self, _collected, connection, record, record.process
             )

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 from actors.ambient import Surroundings
@@ -298,6 +297,8 @@ class Connection:
         def adopt(reply: Message) -> None:
             record = self._adopt(reply, launch, scope)
             record.token = token
+            record.named = record.named or spec.request_id is not None
+            record.handles += 1  # of whoever asked, from now on
             record.stays = not spec.kill_on_drop or spec.detach_ttl is not None
             adopted.append(record)
             if capture is not None:
@@ -317,35 +318,79 @@ class Connection:
             fds=launch.pass_fds,
         )
         self._starting[request] = token, scope
+        named = spec.request_id is not None
         try:
-            await asyncio.shield(asked)
-        except asyncio.CancelledError:
-            del self._starting[request]
-            shared = self._shared(token)
-            if shared and capture is not None:  # others may hear of the end by it
-                capture.leave()
-                asked.add_done_callback(partial(_leave, capture, adopted))
-            else:
-                asked.cancel()
-            if not shared:
-                self._take_back(token)
-            raise
-        finally:
+            # One of a request id may have to go on for the others of that.
+            await (asyncio.shield(asked) if named else asked)
+        except BaseException as broken_off:
             self._starting.pop(request, None)
+            for record in adopted:
+                record.handles -= 1
+            if named and self._shared(token):
+                self._leave(asked, adopted, capture)
+            elif isinstance(broken_off, asyncio.CancelledError):
+                asked.cancel()
+                self._take_back(token)
+            else:
+                self._drop_unshared(token)
+            raise
+        self._starting.pop(request, None)
         return adopted[0]
 
+    def shares(self, record: Record) -> bool:
+        """Return whether anybody here owns this session, or starts it as well."""
+        return record.handles > 0 or (record.named and self._is_started(record.token))
+
+    def _is_started(self, token: str) -> bool:
+        return any(known == token for known, _ in self._starting.values())
+
+    def _of(self, token: str) -> list[Record]:
+        return [r for r in self.records.values() if r.token == token]
+
     def _shared(self, token: str) -> bool:
-        """Return whether others have the child of this token, or start it as well."""
-        starting = any(known == token for known, _ in self._starting.values())
-        records = self.records.values()
-        return starting or any(r.token == token and r.handles for r in records)
+        return self._is_started(token) or any(r.handles for r in self._of(token))
 
     def _take_back(self, token: str) -> None:
         """Have a start that nobody waits for any more leave no child."""
-        for record in [r for r in self.records.values() if r.token == token]:
+        for record in self._of(token):
             self.forget(record)
         if self.link.lost is None:
             self.link.tell(Kind.DROP, body={"sessions": [], "tokens": [token]})
+
+    def _drop_unshared(self, token: str) -> None:
+        """Drop what was left to a start that was refused then."""
+        for record in self._of(token):
+            if not (record.released or self.shares(record)):
+                self.drop(record)
+
+    def _leave(
+        self,
+        asked: "asyncio.Future[Message]",
+        adopted: list[Record],
+        capture: Capture | None,
+    ) -> None:
+        """Leave a start that was given up to the others of its child."""
+        if capture is None or asked.done():
+            asked.cancel()
+            if capture is not None and adopted:
+                capture.leave_to(adopted[0])
+            return
+        capture.leave()  # they may hear of the end by it
+
+        def done(_: object) -> None:
+            if _failed(asked):
+                capture.stop()
+                return
+            [record] = adopted
+            record.handles -= 1
+            if self.shares(record):
+                capture.leave_to(record)
+                return
+            capture.stop()
+            if not record.released:
+                self.drop(record)
+
+        asked.add_done_callback(done)
 
     async def _pass_fds(self, request: int, fds: tuple[int, ...]) -> None:
         for fd in fds:
@@ -374,10 +419,14 @@ class Connection:
 
         One that waits for room would otherwise outlive its owner.
         """
-        starting = self._starting.values()
-        kept = {token for token, name in starting if name != scope}
+        own = {key: token for key, (token, at) in self._starting.items() if at == scope}
+        if not own:
+            return
+        for request in own:
+            del self._starting[request]
+        kept = {token for token, _ in self._starting.values()}
         kept |= {r.token for r in self.records.values() if r.handles}
-        tokens = [t for t, name in starting if name == scope and t not in kept]
+        tokens = [token for token in own.values() if token not in kept]
         for at in range(0, len(tokens), TOKENS_A_DROP):
             if self.link.lost is None:
                 body = {"sessions": [], "tokens": tokens[at : at + TOKENS_A_DROP]}
@@ -449,6 +498,7 @@ class Connection:
 
         def adopt(reply: Message) -> None:
             record = _attached(reply)
+            record.handles = 1
             self.records[record.id] = record
             adopted.append(record)
 
@@ -680,16 +730,6 @@ def _attached(reply: Message) -> Record:
     if document["status"] is not None:
         record.end(ExitStatus.from_wire(document["status"]))
     return record
-
-
-def _leave(
-    capture: Capture, adopted: list[Record], asked: "asyncio.Future[Message]"
-) -> None:
-    """Leave the capture of a start that was given up to the others of its child."""
-    if _failed(asked):
-        capture.stop()
-    else:
-        capture.leave_to(adopted[0])
 
 
 def _failed(asked: "asyncio.Future[Message]") -> bool:

@@ -84,8 +84,6 @@ async def run_spec(
         if not capture.left:
             capture.stop()
         raise
-    record.handles += 1  # others of its request id may own it as well
-    record.named = record.named or spec.request_id is not None
     feeding = None
     if record.tty or spec.stdin == "pipe":
         child = Child(connection, record, owned=False)
@@ -111,7 +109,7 @@ async def run_spec(
         if feeding is not None:
             feeding.cancel()
         record.handles -= 1
-        if record.handles:  # the last of the others lets go of it
+        if connection.shares(record):  # the last of the others lets go of it
             capture.leave_to(record)
         else:
             _let_go(connection, record, capture)

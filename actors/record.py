@@ -19,10 +19,11 @@ class Record:
         kept: bytes of output that the worker's log holds.
         block: the same where the child is held back when it is full, else None.
         token: of the spawn that has started it here; empty if it was attached.
-        handles: living `Child` objects, runs and scopes that own the session.
+        handles: living `Child` objects, runs and scopes that own the session; a start
+            counts from its answer on.
         released: whether the broker was told to forget the session.
         stays: whether it lives on without an owner, if that one goes.
-        named: whether a run of it had a request id: then others may have it, too.
+        named: whether a start of it had a request id: then others may have it, too.
         holdings: numbers under which its handles hold the log back.
         request: of the ATTACH or VISIT that it comes from; 0: it was spawned.
     """

@@ -75,11 +75,14 @@ class Scope:
         self._check()
         record = await self._connection.start(Spec(argv, **options), self.name)
         if self._closed:
-            if not (record.released or record.handles):  # others may have it too
+            record.handles -= 1
+            if not (record.released or self._connection.shares(record)):
                 await self._connection.release(record)
             raise errors.SessionNotFound(f"the scope {self.name!r} closed meanwhile")
-        if record.scope == self.name:
-            record.handles += 1  # the scope's own, until it closes
+        if record.handles == 1:  # also if it was started for a run that is given up
+            record.scope = self.name
+        if record.scope != self.name:
+            record.handles -= 1  # else it is the scope's own, until it closes
         return Child(self._connection, record, owned=False)
 
     async def run(
