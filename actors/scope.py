@@ -252,9 +252,10 @@ class Scope:
         """Return a private directory of this scope, mode 0700; made at the first call.
 
         It is removed with all that is in it when the scope or the engine is closed and
-        every child is gone. What a killed client left is removed when the next engine
-        with this root starts, unless a child that was started after the directory was
-        made lives on. Its place is `Settings.scratch_root`.
+        every child is gone. What a killed client left, or a scope whose children live
+        on, is removed when the next engine with this root starts, unless a child that
+        was started after the directory was made still lives. Its place is
+        `Settings.scratch_root`.
 
         Raises:
             InvalidRequest: `settings.scratch_root` is a symbolic link, not this user's,
@@ -312,12 +313,12 @@ class Scope:
             if isinstance(result, Exception):
                 result.add_note(f"while closing session {record.id} {record.argv!r}")
                 failed.append(result)
-        stay = any(record.stays for record in owned)
-        if scratch is not None and (failed or stay):
+        if scratch is not None and failed:
             self._connection.scratches.keep(scratch)
         elif scratch is not None:
+            patient = not any(record.stays for record in owned)
             try:
-                await self._connection.scratches.remove(scratch)
+                await self._connection.scratches.remove(scratch, patient=patient)
             except (errors.EngineError, OSError) as error:
                 error.add_note("while removing the scratch directory")
                 failed.append(error)

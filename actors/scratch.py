@@ -156,10 +156,13 @@ class Scratches:
         """
         self._left[making].over.set()
 
-    async def remove(self, making: "asyncio.Future[_Made]") -> None:
+    async def remove(
+        self, making: "asyncio.Future[_Made]", *, patient: bool = True
+    ) -> None:
         """Remove what `leave` gave, once no worker holds it any more.
 
-        What is still held after the patience is left for a later engine's start.
+        What is still held after the patience, or at once without, is left for a later
+        engine's start.
 
         Raises:
             EngineError, OSError: it cannot be removed.
@@ -168,21 +171,21 @@ class Scratches:
             # Of this object, not of the caller: it goes on when that is cancelled.
             leaving = self._left[making]
             if leaving.task is None:
-                leaving.task = asyncio.ensure_future(self._remove(making))
+                leaving.task = asyncio.ensure_future(self._remove(making, patient))
             await asyncio.shield(leaving.task)
 
-    async def _remove(self, making: "asyncio.Future[_Made]") -> None:
+    async def _remove(self, making: "asyncio.Future[_Made]", patient: bool) -> None:
         try:
             await asyncio.wait([making])
             if making.exception() is None:
                 with closing(making.result()) as made:
-                    await self._try_to_remove(made)
+                    await self._try_to_remove(made, patient)
         finally:
             self._left.pop(making).over.set()
 
-    async def _try_to_remove(self, made: "_Made") -> None:
+    async def _try_to_remove(self, made: "_Made", patient: bool) -> None:
         for pause in _pauses(self._patience):
-            if await aside(made.remove):
+            if await aside(made.remove) or not patient:
                 return
             await asyncio.sleep(pause)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import actors
-from tests.helpers import NOT_BLOCKED, gone, tag
+from tests.helpers import FOREVER, NOT_BLOCKED, gone, tag
 from tests.live.children import REST, arrived, program, until
 
 pytestmark = pytest.mark.live
@@ -314,3 +314,54 @@ async def test_a_scope_takes_back_no_start_of_what_another_has() -> None:
         await arrived(child)
         assert not child.ended
         await child.aclose()
+
+
+@pytest.mark.parametrize("way", ["spawn", "run"])
+async def test_a_scope_that_closes_leaves_a_start_of_its_own_to_the_others(
+    way: str,
+) -> None:
+    command = program(REST)
+    async with actors.Engine() as engine:
+        scope = engine.scope()
+        own = asyncio.ensure_future(getattr(scope, way)(command, request_id="job"))
+        other = asyncio.ensure_future(engine.spawn(command, request_id="job"))
+        await asyncio.sleep(0)
+        await scope.aclose()
+        with pytest.raises(actors.SessionNotFound, match="closed"):
+            await own
+        async with await other as child:
+            await until(child, b"ready\n")
+            await child.signal(signal.SIGKILL)
+            assert (await child.wait(NOT_BLOCKED)).signal == signal.SIGKILL
+
+
+async def test_starts_of_one_child_that_are_all_given_up_wait_no_longer() -> None:
+    async with actors.Engine(settings=actors.Settings(capacity=1)) as engine:
+        await_room: dict[str, Any] = {"request_id": "job", "queue": FOREVER}
+        full = await engine.spawn(program(REST))
+        first, second = engine.scope(), engine.scope()
+        starts = [
+            asyncio.ensure_future(scope.spawn(program(REST), **await_room))
+            for scope in (first, second)
+        ]
+        while (await engine.info()).counts["waiting"] != 1:
+            await asyncio.sleep(0.01)
+        await first.aclose()
+        await second.aclose()
+        for start in starts:
+            with pytest.raises(actors.SessionNotFound):
+                await asyncio.wait_for(start, NOT_BLOCKED)
+        await full.aclose()
+
+
+async def test_a_scope_owns_what_was_started_for_a_run_that_is_given_up() -> None:
+    command = program(REST)
+    async with actors.Engine() as engine:
+        scope = engine.scope()
+        run = asyncio.ensure_future(engine.run(command, request_id="job"))
+        spawning = asyncio.ensure_future(scope.spawn(command, request_id="job"))
+        await asyncio.sleep(0)
+        run.cancel()
+        child = await spawning
+        assert await scope.aclose() == 1
+        assert (await child.wait(NOT_BLOCKED)).cause == "owner-drop"
