@@ -4,6 +4,7 @@ Each program is Python source for `program()`: all its processes show its tag in
 command lines, and each ends by itself after `FOREVER` seconds.
 """
 
+import array
 import asyncio
 import os
 import subprocess
@@ -68,16 +69,18 @@ os._exit(23)
 """
 
 BURST = """
+import array
 size = int(sys.argv[2])
-block = b"".join(b"%07x." % n for n in range(size // 8 + 1))[:size]
-write(block)
+numbers = array.array("I", range(size // 8 + 1))
+write(numbers.tobytes().hex().encode()[:size])
 os._exit(0)
 """
 
 
 def burst(size: int) -> bytes:
     """Return what `BURST` writes."""
-    return b"".join(b"%07x." % n for n in range(size // 8 + 1))[:size]
+    numbers = array.array("I", range(size // 8 + 1))
+    return numbers.tobytes().hex().encode()[:size]
 
 
 LAST_WORDS = """
