@@ -167,6 +167,8 @@ def test_workers_that_the_pool_cannot_be_asked_for_are_gone(
         unsent = [theirs for _, theirs in server.unsent_forks]
         assert (rules.idle, len(unsent)) == ([1, 2], 2)
         monkeypatch.setattr(Leg, "send", refuse)
-        server._send_forks()
+        # Whoever wants one was told: clients are looked at again.
+        assert server._finish_turn() == 0.0
+        assert server._finish_turn() > 0.0
         assert (rules.idle, rules.slots, server.legs) == ([], {}, {})
         assert [theirs.fileno() for theirs in unsent] == [-1, -1]
