@@ -631,8 +631,8 @@ class Child:
 
     def _check(self, *, alive: bool = True) -> None:
         self._connection.check(alive=alive)
-        if alive and isinstance(self._record.failure, errors.SessionOwned):
-            raise self._record.failure
+        if alive:
+            self._record.check_owner()
 
 
 class Guest(Child):

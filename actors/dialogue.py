@@ -123,6 +123,7 @@ class Dialogue:
         except TimeoutError:
             raise self._timed_out(timeout, awaited) from None
         try:
+            self._record.check_owner()
             past = self._timeouts.time() - started
             yield None if timeout is None else max(0.0, timeout - past)
         finally:

@@ -103,7 +103,8 @@ async def run_spec(
                 await child.kill(connection.settings.kill_timeout)
             raise capture.refused
         if record.released:
-            raise errors.SessionNotFound("its owner closed meanwhile")
+            closed = errors.SessionNotFound("its owner closed meanwhile")
+            raise record.failure or closed
         return completed(record, capture, limit)
     finally:
         if feeding is not None:

@@ -82,6 +82,7 @@ class Polling:
     ) -> PollResult:
         """Write `data` if there is some, and poll; see `Child.poll`."""
         async with self._turn:
+            self._record.check_owner()
             self._polled = True
             started = self._link.loop.time()
             if data:

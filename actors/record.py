@@ -59,6 +59,17 @@ class Record:
         """Return whether this is still the process that made the handle."""
         return os.getpid() == process
 
+    def check_owner(self) -> None:
+        """Refuse a call by the record of an owner that is none any more.
+
+        Whatever waited for its turn asks again: it may have been robbed meanwhile.
+
+        Raises:
+            SessionOwned: somebody else owns the session, or nobody.
+        """
+        if isinstance(self.failure, errors.SessionOwned):
+            raise self.failure
+
     def end(self, status: ExitStatus) -> None:
         """Take the final status; the first one stays."""
         if self.status is None:

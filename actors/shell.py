@@ -183,7 +183,8 @@ class Shell:
         """Interrupt a command; if it resists, end the shell, or give it up."""
         self._interrupted = True
         with suppress(errors.EngineError):  # it is over: the job tells why
-            with suppress(TimeoutError):  # also of a worker that stands still
+            # It may be refused, as another user's, or its worker stand still.
+            with suppress(TimeoutError, errors.EngineError):
                 async with asyncio.timeout(self._grace):
                     await self._child.interrupt()
                     await asyncio.wait((job,))

@@ -115,9 +115,10 @@ class Terminal(process.Process):
                     "certain: write what this program takes as its end, such as '\\x04'"
                 )
             raise InvalidRequest("tty", why)
-        # One more completes a line that is pending; and one is an ordinary byte where
-        # the last byte of that makes it one.
-        return discipline.eof * (1 + bool(self._entered.length) + self._entered.quotes)
+        # One is an ordinary byte where the last one before makes it so, and with that a
+        # line is pending, if it was dropped before; one more completes what is pending.
+        length, quotes = self._entered
+        return discipline.eof * (1 + quotes + (quotes or length > 0))
 
     def resize(self, size: TtySize) -> None:
         """Set the size, of which the kernel tells the child; nothing after its end."""

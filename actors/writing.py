@@ -99,6 +99,7 @@ class Writing:
         """Write after the writes before this one; see `Child.write`."""
         inflow = self._inflow
         async with inflow.turn:
+            self._record.check_owner()
             if len(data) > WRITE_PIECE or inflow.under_way:
                 return await self._write(Course(data, at))
             try:

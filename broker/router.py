@@ -395,8 +395,7 @@ class Router(Keeper):
                     if session.client:
                         session.let_go = True
                     else:  # nobody tells it of the end any more
-                        lost = errors.SessionOwned(LEASE_OVER)
-                        self._push(client.id, session.id, lost)
+                        self._part(session, client.id, errors.SessionOwned(LEASE_OVER))
 
     def _client_gone(self, peer: bytes) -> None:
         client = self.clients.pop(peer, None)
@@ -846,7 +845,7 @@ class Router(Keeper):
                 return
             robbed = session.client != 0
             if robbed:
-                self._rob(session)
+                self._part(session, session.client, errors.SessionOwned())
             ends = self.ttls.get(session.id)
             self._owns(client, session, Attach(message.request, ends, robbed))
         self._pass_on(session, message, ask)
@@ -874,17 +873,14 @@ class Router(Keeper):
         else:
             self._end(session)
 
-    def _rob(self, session: Session) -> None:
+    def _part(self, session: Session, owner: int, error: errors.SessionOwned) -> None:
         """Tell an owner that it is none any more, and let go of what it reads."""
-        owner = session.client
-        base = Message(Kind.ERROR, owner, 0, session.id, self.epoch)
-        told = failure(base, errors.SessionOwned())
-        if owner in self.peers:  # it may not have come back to this broker
-            self._out.append(ToClient(self.peers[owner], told))
+        self._push(owner, session.id, error)  # it may not have come back to this broker
         for ask, kind in list(session.pending.items()):
             if ask.client == owner and kind in _STOPPABLE:
                 del session.pending[ask]
-                self._to(ask, told._replace(request=ask.request))
+                asked = Message(kind, owner, ask.request, session.id, self.epoch)
+                self._to(ask, failure(asked, error))
         self._stop_all(session, owner)
 
     def _detach(self, client: Client, message: Message) -> None:

@@ -168,9 +168,13 @@ class Server:
         gc.enable()
         while True:
             self._look_at_clients()
-            wait = self._on_time()
-            self._send_forks()
-            self._handle(self.epoll.poll(wait))
+            self._handle(self.epoll.poll(self._finish_turn()))
+
+    def _finish_turn(self) -> float:
+        """Do what is due, and ask for workers; return for how many seconds to sleep."""
+        wait = self._on_time()
+        # To be told of a failure may have swallowed the news of a client's message.
+        return wait if self._send_forks() else 0.0
 
     def _look_at_clients(self) -> None:
         """Take what clients sent, unless the roll is called: then it waits.
@@ -475,13 +479,17 @@ class Server:
             self.watch(leg.fileno(), partial(self._on_leg, worker))
         self.happen(registry.Found(workers, last, whole))
 
-    def _send_forks(self) -> None:
+    def _send_forks(self) -> bool:
         """Ask the pool for all the workers that this turn found wanting.
 
         Those that it forks in one go share more memory: see `Pool`.
+
+        Returns:
+            False when it could not be asked: whoever wants one of them was told.
         """
         if self.pool is None or not self.unsent_forks:
-            return
+            return True
+        sent = True
         while lot := self.unsent_forks[:LOT]:
             del self.unsent_forks[:LOT]
             workers = [worker for worker, _ in lot]
@@ -489,12 +497,14 @@ class Server:
             try:
                 self.pool.send(Message(Kind.FORK, body={"workers": workers}), fds=legs)
             except OSError as error:  # no room for more descriptors
+                sent = False
                 for worker in workers:
                     errno = error.errno or 0
                     self.happen(registry.WorkerGone(worker, errno, proven=True))
             for _, theirs in lot:
                 theirs.close()
         self._watch_writes(self.pool)
+        return sent
 
     def _condemn(self, worker: int) -> None:
         if self.pool is not None:

@@ -222,8 +222,8 @@ MUTATIONS = (
     Mutation(
         "an owner is robbed without a word",
         "broker/router.py",
-        "self._out.append(ToClient(self.peers[owner], told))\n        for ask",
-        "for ask",
+        "self._push(owner, session.id, error)  # it may",
+        "# it may",
         "test_attach.py::test_s43_a_living_owner_is_robbed_only_by_those_who_say_so",
     ),
     Mutation(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import actors
+from actors.writing import Inflow
 from broker.wire import Kind
 from tests.helpers import NOT_BLOCKED, alive, eventually, gone, tag, tagged
 from tests.live.children import (
@@ -156,6 +157,57 @@ async def test_s43_a_living_owner_is_robbed_only_by_those_who_say_so(
         assert await until(stolen, b"two\n") == b"first\ngot two\n"
         await one.aclose()
         assert alive(stolen.pid)
+        await stolen.aclose()
+
+
+async def test_what_waits_for_its_turn_does_nothing_to_a_child_that_is_taken_over(
+    endpoint: str,
+) -> None:
+    block = actors.OutputPolicy.block(1024)
+    async with engine_at(endpoint) as one, engine_at(endpoint) as two:
+        child = await one.spawn(program(ANSWERS), stdin="pipe", retention=block)
+        await until(child, b"first\n")
+        waiting = [
+            asyncio.ensure_future(call)
+            for call in (
+                child.poll(wait=30),
+                child.poll(b"one\n"),
+                child.poll(wait=0),
+                child.expect("never", timeout=30),
+                child.expect("first", timeout=30),
+            )
+        ]
+        await arrived(child)
+        stolen = await two.attach(child.id, steal=True)
+        for waits in waiting:
+            with pytest.raises(actors.SessionOwned):
+                await waits
+        await stolen.write("two\n")
+        assert await until(stolen, b"two\n") == b"first\ngot two\n"
+        await stolen.aclose()
+
+
+async def test_a_write_that_waits_for_its_turn_goes_into_no_child_that_is_taken_over(
+    endpoint: str,
+) -> None:
+    async with engine_at(endpoint) as one, engine_at(endpoint) as two:
+        child = await one.spawn(program(ANSWERS), stdin="pipe")
+        await until(child, b"first\n")
+        inflow = one._connection().inflows.setdefault(child.id, Inflow())
+        async with inflow.turn:
+            waiting = [
+                asyncio.ensure_future(child.write("one\n")),
+                asyncio.ensure_future(child.poll("one\n", wait=30)),
+            ]
+            await arrived(child)
+            stolen = await two.attach(child.id, steal=True)
+            with pytest.raises(actors.SessionOwned):
+                await child.wait()
+        for waits in waiting:
+            with pytest.raises(actors.SessionOwned):
+                await waits
+        await stolen.write("two\n")
+        assert await until(stolen, b"two\n") == b"first\ngot two\n"
         await stolen.aclose()
 
 

@@ -82,9 +82,13 @@ async def test_a_terminal_has_one_stream_in_statistics() -> None:
         await child.aclose()
 
 
-def let_go(connection: Connection, number: int) -> None:
+def let_go(
+    connection: Connection,
+    number: int,
+    error: errors.EngineError,
+) -> None:
     """Have an engine hear that its broker has let go of a session."""
-    code, values = errors.encode(errors.SessionNotFound())
+    code, values = errors.encode(error)
     body = {"code": code, "values": values}
     connection._on_push(Message(Kind.ERROR, session=number, body=body))
 
@@ -93,7 +97,7 @@ async def test_what_its_broker_let_go_of_is_forgotten_and_its_status_stays() -> 
     async with actors.Engine() as engine:
         child = await engine.spawn(["true"])
         status = await child.wait()
-        let_go(engine._connection(), child.id)
+        let_go(engine._connection(), child.id, errors.SessionNotFound())
         assert not engine._connection().records
         assert await child.wait() == status
         await child.aclose()
@@ -104,6 +108,17 @@ async def test_a_run_that_its_broker_let_go_of_has_its_result() -> None:
         running = asyncio.ensure_future(engine.run(program(REST, tag())))
         await one_lives(engine)
         (number,) = engine._connection().records
-        let_go(engine._connection(), number)
+        let_go(engine._connection(), number, errors.SessionNotFound())
         await engine.kill([number])
         assert (await running).status.cause == "killed"
+
+
+async def test_a_run_that_is_its_engines_no_more_says_so() -> None:
+    async with actors.Engine() as engine:
+        running = asyncio.ensure_future(engine.run(program(REST, tag())))
+        await one_lives(engine)
+        (number,) = engine._connection().records
+        let_go(engine._connection(), number, errors.SessionOwned("for a test"))
+        await engine.kill([number])
+        with pytest.raises(errors.SessionOwned, match="for a test"):
+            await running

@@ -11,6 +11,7 @@ import pytest
 from actors import (
     Child,
     Engine,
+    EngineError,
     InvalidRequest,
     KillReceipt,
     OutputLimitExceeded,
@@ -190,6 +191,21 @@ async def test_a_command_that_cannot_be_killed_is_given_up_with_the_shell(
             await asyncio.wait_for(run, NOT_BLOCKED)
         with pytest.raises(ShellEnded):
             await sh.run("echo never")
+
+
+async def test_a_command_that_may_not_be_interrupted_is_killed_with_the_shell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refused(_: Child) -> bool:
+        raise EngineError("it runs as another user")
+
+    monkeypatch.setattr(Child, "interrupt", refused)
+    async with shell(Engine, terminate_grace=NOT_BLOCKED) as sh:
+        with pytest.raises(TimedOut):
+            await asyncio.wait_for(sh.run("sleep 150", timeout=0.05), NOT_BLOCKED)
+        with pytest.raises(ShellEnded) as ended:
+            await sh.run("echo never")
+        assert ended.value.status.cause == "killed"
 
 
 async def test_a_command_whose_worker_stands_still_is_given_up() -> None:

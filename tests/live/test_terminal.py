@@ -469,6 +469,22 @@ async def test_what_one_write_quotes_may_come_with_the_next() -> None:
             await child.write(b"\n" + b"a" * 4095 + b"\n")
 
 
+async def test_input_that_is_dropped_behind_a_quote_is_closed_all_the_same() -> None:
+    ignores = "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    echoes = LIKE_CAT.removeprefix(QUIET)
+    async with actors.Engine() as engine:
+        child = await engine.spawn(program(ignores + echoes, tag()), tty=True)
+        async with child:
+            await until(child, b"ready")
+            await child.write(b"abc\x16")
+            await until(child, b"abc^\b")  # the kernel has taken the quote in
+            await child.interrupt()
+            await child.close_stdin()
+            output, last = await drained(child, wait=NOT_BLOCKED)
+            assert output.endswith(b"<\x04><eof>")
+            assert last.exit_code == 0
+
+
 async def test_the_byte_of_control_d_leaves_the_input_open() -> None:
     body = QUIET + "write(b'ready\\n')\nfor _ in 1, 2: write(b'<%s>' % os.read(0, 99))"
     async with actors.Engine() as engine:

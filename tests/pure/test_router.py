@@ -1753,15 +1753,6 @@ def test_what_an_owner_reads_ends_with_it_also_where_the_child_stays(
     assert (stop.client, stop.body) == (owner, {"target": 0})
 
 
-def test_a_hung_owner_goes_on_reading_what_stays_until_it_is_gone() -> None:
-    world = World(shared=True)
-    world.hello(A, lease=10.0)
-    world.started(A, kill_on_drop=False)
-    world.now += 10.0
-    assert stops(world.happen(Tick())) == []
-    assert len(stops(world.happen(ClientGone(A)))) == 1
-
-
 # Owners that come and go
 
 
@@ -2411,6 +2402,21 @@ def test_whose_lease_runs_out_is_told_of_what_it_owns_no_more(stays: Any) -> Non
     assert answers(world.idle(worker, ended)) == [(A, Kind.ERROR, 0)]
     world.now += 10.0
     assert answers(world.happen(Tick())) == []
+
+
+def test_whose_lease_runs_out_holds_nothing_of_what_it_owns_no_more() -> None:
+    world = World(shared=True)
+    world.hello(A, lease=10.0)
+    session, _ = world.started(A, reader=500, detach_ttl=90.0)
+    world.ask(A, Kind.CLOCK, session)
+    world.ask(A, Kind.POLL, session)
+    poll = world.last_request
+    world.now += 10.0
+    said = world.happen(Tick())
+    assert answers(said) == [(A, Kind.ERROR, request) for request in (0, 500, poll)]
+    assert all(owned(refusal([action])) for action in said[:3])
+    assert said[3:] == stopped(world, A, session)
+    assert world.happen(ClientGone(A)) == []
 
 
 def test_what_a_dead_lease_starts_from_its_queue_is_dropped_too() -> None:
