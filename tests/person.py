@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 from actors import Screen, TtySize, ignition
-from tests.helpers import NOT_BLOCKED
+from tests.helpers import NOT_BLOCKED, eventually
 
 CRECHE = [sys.executable, "-m", "actors"]
 PATIENCE = 3 * NOT_BLOCKED
@@ -82,8 +82,14 @@ class Person:
             os.close(person._slave)
 
     def types(self, keys: str | bytes) -> None:
-        """Type keys."""
-        os.write(self._master, keys.encode() if isinstance(keys, str) else keys)
+        """Type keys, as fast as the terminal takes them."""
+        rest = keys.encode() if isinstance(keys, str) else keys
+        room = select.poll()
+        room.register(self._master, select.POLLOUT)
+        while rest:
+            eventually(lambda: room.poll(0), PATIENCE, lambda: "no room for keys")
+            with suppress(BlockingIOError):  # it has less
+                rest = rest[os.write(self._master, rest) :]
 
     def sees(self, what: str | Callable[[str], Any]) -> str:
         """Look at the screen until it shows a text, or a fact holds of it."""
