@@ -98,13 +98,15 @@ def write(fd: int, data: bytes) -> None:
         OSError: it was refused.
     """
     fd = unwaited(fd)
+    room = select.poll()  # any number: a batch of many jobs has many files
+    room.register(fd, select.POLLOUT)
     rest = memoryview(data)
     while rest:
         try:
             rest = rest[os.write(fd, rest) :]
         except BlockingIOError:
             # It is a terminal, or somebody made the shared file non-blocking.
-            select.select((), (fd,), ())
+            room.poll()
 
 
 @cache

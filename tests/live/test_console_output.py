@@ -58,6 +58,17 @@ bar.close()
 os.write(said, b"free\\n")
 """
 """The same of a bar."""
+WRITES_AT_A_HIGH_NUMBER = f"""
+import fcntl, os, resource
+from actors.console import stdio
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 2048))
+stdio.unwaited = lambda fd: fd
+high = fcntl.fcntl(1, fcntl.F_DUPFD, 1024)
+os.set_blocking(high, False)
+stdio.write(high, b"a line\\n" * {LINES})
+"""
+"""Has to wait for room at such a number as a terminal that is opened late has."""
 
 
 @contextmanager
@@ -79,15 +90,20 @@ def before_a_terminal(script: str) -> Iterator[tuple[int, "subprocess.Popen[str]
             os.close(ours)
 
 
+def read_all(fd: int) -> bytes:
+    """Return what is read from a terminal until its other side is closed."""
+    shown = b""
+    with suppress(OSError):
+        while data := os.read(fd, 65536):
+            shown += data
+    return shown
+
+
 def test_a_terminal_that_nobody_reads_holds_up_what_is_for_it_alone() -> None:
     with before_a_terminal(WRITES) as (ours, process):
         assert process.stderr is not None
         assert process.stderr.readline() == "free\n"
-        shown = b""
-        with suppress(OSError):  # its other side is closed
-            while data := os.read(ours, 65536):
-                shown += data
-        assert shown == b"a line\r\n" * LINES
+        assert read_all(ours) == b"a line\r\n" * LINES
         assert process.wait() == 0
 
 
@@ -96,3 +112,9 @@ def test_what_is_for_people_waits_for_no_terminal(script: str) -> None:
     with before_a_terminal(script) as (_, process):
         assert process.stderr is not None
         assert process.stderr.readline() == "free\n"
+
+
+def test_a_terminal_of_any_number_is_waited_for() -> None:
+    with before_a_terminal(WRITES_AT_A_HIGH_NUMBER) as (ours, process):
+        assert read_all(ours) == b"a line\r\n" * LINES
+        assert process.wait() == 0
