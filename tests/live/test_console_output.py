@@ -1,26 +1,38 @@
 """Our output waits for its reader, and nothing else does, whatever it goes to."""
 
+import asyncio
+import gc
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
 
 from actors import ignition
+from actors.console import stdio
+from tests.helpers import NOT_BLOCKED, eventually
 from tests.person import PATIENCE
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(PATIENCE)]
 
 LINES = 20_000
 WRITES = f"""
-import asyncio, sys
+import asyncio, sys, threading
 from actors.batch import waiting
 from actors.console import stdio
 
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
+
+if sys.argv[2:]:
+    threading.Thread.start = refuse
+
 async def main():
-    writing = asyncio.ensure_future(waiting.write(1, b"a line\\n" * {LINES}))
+    write = {{"batch": waiting.write, "run": stdio.put}}[sys.argv[1]]
+    writing = asyncio.ensure_future(write(1, b"words " * {LINES}))
     await asyncio.sleep(0)
     while stdio.has_room(1):
         await asyncio.sleep(0)
@@ -29,15 +41,17 @@ async def main():
 
 asyncio.run(main())
 """
-"""Says on stderr that it is free while stdout takes no more."""
+"""Says on stderr that it is free while stdout takes no more.
+
+No line ends: of two bytes each, they may leave room for one, and never fill it.
+"""
 OFFERS = """
 import os
 from actors.batch import progress
-from actors.console import stdio
 
 said = os.dup(2)
 os.dup2(1, 2)
-while stdio.has_room(2):
+for _ in range(1000):  # more than it takes
     progress.offer("a line\\n" * 100)
 os.write(said, b"free\\n")
 """
@@ -72,10 +86,12 @@ stdio.write(high, b"a line\\n" * {LINES})
 
 
 @contextmanager
-def before_a_terminal(script: str) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
+def before_a_terminal(
+    script: str, *words: str
+) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
     ours, theirs = os.openpty()
     with subprocess.Popen(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", script, *words],
         env=ignition.environment() | {"TERM": "xterm"},
         stdin=subprocess.DEVNULL,
         stdout=theirs,
@@ -99,11 +115,12 @@ def read_all(fd: int) -> bytes:
     return shown
 
 
-def test_a_terminal_that_nobody_reads_holds_up_what_is_for_it_alone() -> None:
-    with before_a_terminal(WRITES) as (ours, process):
+@pytest.mark.parametrize("how", ["batch", "run", "run without-thread"])
+def test_a_terminal_that_nobody_reads_holds_up_what_is_for_it_alone(how: str) -> None:
+    with before_a_terminal(WRITES, *how.split()) as (ours, process):
         assert process.stderr is not None
         assert process.stderr.readline() == "free\n"
-        assert read_all(ours) == b"a line\r\n" * LINES
+        assert read_all(ours) == b"words " * LINES
         assert process.wait() == 0
 
 
@@ -118,3 +135,34 @@ def test_a_terminal_of_any_number_is_waited_for() -> None:
     with before_a_terminal(WRITES_AT_A_HIGH_NUMBER) as (ours, process):
         assert read_all(ours) == b"a line\r\n" * LINES
         assert process.wait() == 0
+
+
+@pytest.fixture
+def _ended_writers() -> Iterator[None]:
+    """Wait until the threads have ended with their loop, which is to be collected."""
+    before = threading.active_count()
+    yield
+    # The thread may be about to let go of it.
+    eventually(lambda: gc.collect() >= 0 and threading.active_count() == before)
+
+
+@pytest.mark.usefixtures("_ended_writers")
+async def test_one_thread_writes_all_that_goes_to_a_descriptor() -> None:
+    ours, theirs = os.pipe()
+    before = set(threading.enumerate())
+    await stdio.put(theirs, b"a")
+    (thread,) = set(threading.enumerate()) - before
+    await stdio.put(theirs, b"b")
+    assert set(threading.enumerate()) - before == {thread}
+    assert os.read(ours, 3) == b"ab"
+    os.close(ours)
+    with pytest.raises(stdio.ReaderGone):
+        await stdio.put(theirs, b"c")
+    os.close(theirs)
+
+
+@pytest.mark.usefixtures("_ended_writers")
+async def test_any_error_of_a_write_is_that_of_whoever_waits() -> None:
+    async with asyncio.timeout(NOT_BLOCKED):
+        with pytest.raises(OverflowError):  # no descriptor has such a number
+            await stdio.put(1 << 40, b"a")
