@@ -291,12 +291,13 @@ def has_room(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def write_now(fd: int, data: bytes) -> None:
-    """Write what is taken at once; the rest is lost, as is what is refused."""
+def write_now(fd: int, data: bytes) -> bytes:
+    """Write what is taken at once; return the rest, as of what is refused."""
     fd = unwaited(fd)
     with suppress(OSError):
         while data and has_room(fd):
             data = data[os.write(fd, data[:ATOMIC]) :]
+    return data
 
 
 async def readable(fd: int) -> None:

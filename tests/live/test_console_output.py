@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from actors import ignition
+from actors import Screen, TtySize, ignition
 from actors.console import stdio
 from tests.helpers import NOT_BLOCKED, eventually
 from tests.person import PATIENCE
@@ -72,6 +72,43 @@ bar.close()
 os.write(said, b"free\\n")
 """
 """The same of a bar."""
+STANDS_STILL = """
+import asyncio, os, sys, time
+from actors.batch.bar import Bar
+from actors.batch.jobs import Job
+from actors.batch.output import Texts
+from actors.batch.progress import tell
+from actors.batch.tally import Tally
+from actors.console import stdio
+
+class Spool:
+    sizes = {"stdout": 6, "stderr": 0}
+
+    def pieces(self, stream):
+        return iter([b"output"])
+
+said = os.dup(2)
+os.dup2(1, 2)
+bar = Bar()
+bar.draw(Tally(total=3), 1.0)
+os.write(said, b"drawn\\n")
+while stdio.has_room(2):
+    time.sleep(0.01)
+if sys.argv[1] == "end":
+    bar.close()
+    os.write(said, b"closed\\n")
+    tell("all is done", bar.rest())
+else:
+    loop = asyncio.new_event_loop()
+    job = Texts(bar, tag=False).job(Job(1, "true", ["true"], {}, ()), None, Spool())
+    writing = loop.create_task(job)
+    loop.run_until_complete(asyncio.sleep(0))
+    bar.draw(Tally(total=3), 2.0)
+    os.write(said, b"closed\\n")
+    loop.run_until_complete(writing)
+    loop.close()
+"""
+"""Takes a bar away from a terminal that stands still, and writes what comes next."""
 WRITES_AT_A_HIGH_NUMBER = f"""
 import fcntl, os, resource
 from actors.console import stdio
@@ -166,3 +203,21 @@ async def test_any_error_of_a_write_is_that_of_whoever_waits() -> None:
     async with asyncio.timeout(NOT_BLOCKED):
         with pytest.raises(OverflowError):  # no descriptor has such a number
             await stdio.put(1 << 40, b"a")
+
+
+@pytest.mark.parametrize(("next_", "text"), [("end", "all is done"), ("job", "output")])
+def test_a_bar_that_could_not_be_taken_away_is_so_before_what_comes_next(
+    next_: str, text: str
+) -> None:
+    with before_a_terminal(STANDS_STILL, next_) as (ours, process):
+        assert process.stderr is not None
+        assert process.stderr.readline() == "drawn\n"
+        os.write(ours, b"\x13")  # ^S
+        assert process.stderr.readline() == "closed\n"
+        os.write(ours, b"\x11")  # ^Q
+        shown = read_all(ours)
+        assert process.wait() == 0
+    screen = Screen(TtySize(24, 80))
+    screen.feed(shown)
+    assert screen.text.removeprefix("^S").removeprefix("creche: ") == text
+    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l")
