@@ -20,6 +20,8 @@ PATIENCE = 3 * NOT_BLOCKED
 """Seconds for a whole command, engine and all, on a busy machine."""
 LONGEST = 8 * PATIENCE
 """Seconds for a test of several commands."""
+LAST = b"\0"
+"""What no screen shows, and comes behind all that a command wrote."""
 
 
 def _environment() -> dict[str, str]:
@@ -107,11 +109,16 @@ class Person:
             left = ends - time.monotonic()
             seen = f"{self.screen.text}\nlast: {self.output[-500:]!r}"
             assert left > 0, f"no {what}, but:\n{seen}"
-            if select.select([self._master], [], [], min(left, 0.05))[0]:
-                with suppress(OSError):  # hung up
-                    data = os.read(self._master, 65536)
-                    self.output += data
-                    self.screen.feed(data)
+            self._read(min(left, 0.05))
+
+    def _read(self, wait: float) -> bytes:
+        data = b""
+        if select.select([self._master], [], [], wait)[0]:
+            with suppress(OSError):  # hung up
+                data = os.read(self._master, 65536)
+                self.output += data
+                self.screen.feed(data)
+        return data
 
     def resizes(self, rows: int, cols: int) -> None:
         """Pull at the window's corner."""
@@ -148,9 +155,17 @@ class Person:
         return not self.modes()[3] & termios.ICANON
 
     def ended(self) -> int:
-        """Wait for the command; its terminal has to be as it was. Return its code."""
+        """Wait for the command, and see its last words. Return its code.
+
+        Its terminal has to be as it was.
+        """
         self._look(lambda: self.process.poll() is not None, "end")
         assert self.modes() == self._before
+        while self._read(0):
+            pass  # so that there is room for more
+        os.write(self._slave, LAST)  # the kernel may not have passed on what was before
+        self._look(lambda: self.output.endswith(LAST), "last words")
+        self.output = self.output.removesuffix(LAST)
         code = self.process.returncode
         assert code is not None
         return code
