@@ -13,13 +13,15 @@ from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 from actors import Screen, TtySize, ignition
-from tests.helpers import NOT_BLOCKED
+from tests.helpers import NOT_BLOCKED, eventually
 
 CRECHE = [sys.executable, "-m", "actors"]
 PATIENCE = 3 * NOT_BLOCKED
 """Seconds for a whole command, engine and all, on a busy machine."""
 LONGEST = 8 * PATIENCE
 """Seconds for a test of several commands."""
+LAST = b"\0"
+"""What no screen shows, and comes behind all that a command wrote."""
 
 
 def _environment() -> dict[str, str]:
@@ -82,8 +84,14 @@ class Person:
             os.close(person._slave)
 
     def types(self, keys: str | bytes) -> None:
-        """Type keys."""
-        os.write(self._master, keys.encode() if isinstance(keys, str) else keys)
+        """Type keys, as fast as the terminal takes them."""
+        rest = keys.encode() if isinstance(keys, str) else keys
+        room = select.poll()
+        room.register(self._master, select.POLLOUT)
+        while rest:
+            eventually(lambda: room.poll(0), PATIENCE, lambda: "no room for keys")
+            with suppress(BlockingIOError):  # it has less
+                rest = rest[os.write(self._master, rest) :]
 
     def sees(self, what: str | Callable[[str], Any]) -> str:
         """Look at the screen until it shows a text, or a fact holds of it."""
@@ -101,11 +109,16 @@ class Person:
             left = ends - time.monotonic()
             seen = f"{self.screen.text}\nlast: {self.output[-500:]!r}"
             assert left > 0, f"no {what}, but:\n{seen}"
-            if select.select([self._master], [], [], min(left, 0.05))[0]:
-                with suppress(OSError):  # hung up
-                    data = os.read(self._master, 65536)
-                    self.output += data
-                    self.screen.feed(data)
+            self._read(min(left, 0.05))
+
+    def _read(self, wait: float) -> bytes:
+        data = b""
+        if select.select([self._master], [], [], wait)[0]:
+            with suppress(OSError):  # hung up
+                data = os.read(self._master, 65536)
+                self.output += data
+                self.screen.feed(data)
+        return data
 
     def resizes(self, rows: int, cols: int) -> None:
         """Pull at the window's corner."""
@@ -142,9 +155,17 @@ class Person:
         return not self.modes()[3] & termios.ICANON
 
     def ended(self) -> int:
-        """Wait for the command; its terminal has to be as it was. Return its code."""
+        """Wait for the command, and see its last words. Return its code.
+
+        Its terminal has to be as it was.
+        """
         self._look(lambda: self.process.poll() is not None, "end")
         assert self.modes() == self._before
+        while self._read(0):
+            pass  # so that there is room for more
+        os.write(self._slave, LAST)  # the kernel may not have passed on what was before
+        self._look(lambda: self.output.endswith(LAST), "last words")
+        self.output = self.output.removesuffix(LAST)
         code = self.process.returncode
         assert code is not None
         return code

@@ -56,7 +56,8 @@ class Session:
     Attributes:
         child: The command.
         cmd: The command line as it was given.
-        told: What told its end, once something has.
+        told: What told its end, once something has. Its call may have been cancelled
+            then, and the child closed: the next call tells it, and asks no child.
         row: How it is listed from then on.
     """
 
@@ -174,7 +175,7 @@ class Toolbox:
         except actors.EngineError as error:
             number = values.get("session_id")
             if isinstance(error, actors.SessionNotFound) and number is not None:
-                self._sessions.pop(number, None)  # the broker has let go of it
+                self._let_go(number)
             raise actors.EngineError(tools.sentence(error, number)) from error
 
     # -- the tools --------------------------------------------------------------
@@ -226,21 +227,26 @@ class Toolbox:
         """End a command and all that it started."""
         started = _now()
         session = self._find(session_id)
-        receipt = await session.child.kill()
+        left: list[Document] = []
+        if session.told is None:
+            receipt = await session.child.kill()
+            left = [{"pid": s.pid, "state": s.state} for s in receipt.survivors]
         answer = await self._observe(
             session, "", LAST_WORDS, max_output_tokens, started
         )
-        left = [{"pid": s.pid, "state": s.state} for s in receipt.survivors]
         return answer._replace(result={**answer.result, "survivors": left})
 
     async def interrupt_session(self, *, session_id: int) -> Answer:
         """Interrupt what runs in the foreground."""
-        sent = await self._find(session_id).child.interrupt()
+        session = self._find(session_id)
+        sent = session.told is None and await session.child.interrupt()
         return Answer({"session_id": session_id, "interrupted": sent})
 
     async def resize_session(self, *, session_id: int, rows: int, cols: int) -> Answer:
         """Set the size of a terminal."""
-        await self._find(session_id).child.resize(rows, cols)
+        session = self._find(session_id)
+        if session.told is None:
+            await session.child.resize(rows, cols)
         return Answer({"session_id": session_id, "rows": rows, "cols": cols})
 
     # -- what they share --------------------------------------------------------
@@ -250,6 +256,12 @@ class Toolbox:
         if session is None:
             raise actors.SessionNotFound
         return session
+
+    def _let_go(self, number: int) -> None:
+        """Forget what the broker has let go of, unless its end is still to be told."""
+        session = self._sessions.get(number)
+        if session is not None and session.told is None:
+            del self._sessions[number]
 
     async def _start(
         self, argv: list[str], cmd: str, workdir: str | None, *, tty: bool
@@ -305,7 +317,7 @@ class Toolbox:
         try:
             now = await session.child.snapshot()
         except actors.SessionNotFound:
-            self._sessions.pop(number, None)
+            self._let_go(number)
             return None
         except actors.WorkerLost:  # whoever asks for it next is told
             return None

@@ -18,11 +18,18 @@ PERIOD: Final = 0.25
 
 
 class _Stderr(io.FileIO):
-    """Our stderr, which nobody waits for: it may stand still, or be hung up."""
+    """Our stderr, which nobody waits for: it may stand still, or be hung up.
+
+    Attributes:
+        rest: What it has not taken, with all that came behind that.
+    """
+
+    rest = b""
 
     def write(self, data: Any, /) -> int:
         """Write what it takes at once."""
-        stdio.write_now(self.fileno(), bytes(data))
+        more = bytes(data)
+        self.rest += more if self.rest else stdio.write_now(self.fileno(), more)
         return len(data)
 
 
@@ -32,8 +39,9 @@ class Bar:
     period = PERIOD
 
     def __init__(self) -> None:
+        self._raw = _Stderr(sys.stderr.fileno(), "w", closefd=False)
         self._stderr = io.TextIOWrapper(
-            _Stderr(sys.stderr.fileno(), "w", closefd=False),
+            self._raw,
             sys.stderr.encoding,
             "backslashreplace",
             write_through=True,
@@ -54,9 +62,10 @@ class Bar:
         self._mid_line = False
 
     def draw(self, tally: Tally, wall: float) -> None:
-        """Show it, unless it is to be away."""
-        if self._away:
+        """Show it, unless it is to be away, or has no place."""
+        if self._away or not (self._visible or stdio.has_room(self._raw.fileno())):
             return
+        self._raw.rest = b""  # the next sight of it takes the place of this one
         total = None if tally.total is None else tally.total - tally.skipped
         self._progress.update(
             self._task,
@@ -76,15 +85,15 @@ class Bar:
         self._progress.start()
 
     @contextmanager
-    def aside(self, fd: int) -> Iterator[None]:
+    def aside(self, fd: int) -> Iterator[bytes]:
         """Take it away if that is a terminal; the next time to draw brings it back."""
         if not os.isatty(fd):
-            yield
+            yield b""
             return
         self.close()
         self._away = True
         try:
-            yield
+            yield self.rest()
         finally:
             self._away = False
 
@@ -96,5 +105,11 @@ class Bar:
     def close(self) -> None:
         """Take it away."""
         if self._visible:
+            self._raw.rest = b""
             self._progress.stop()
         self._visible = False
+
+    def rest(self) -> bytes:
+        """Return, once, what of taking it away the terminal has not taken yet."""
+        rest, self._raw.rest = self._raw.rest, b""
+        return rest

@@ -85,7 +85,7 @@ def run(order: Order) -> int:
         finally:
             # Whoever has ended it by a signal does not wait for a reader of ours.
             tell = progress.tell if batch.signal is None else progress.offer
-            tell(batch.summary())
+            tell(batch.summary(), view.rest())
             if batch.wrong is not None:
                 tell(batch.wrong)
 

@@ -17,8 +17,11 @@ FDS: Final = {"stdout": 1, "stderr": 2}
 class Overlay(Protocol):
     """What else is written, and has to make room for output."""
 
-    def aside(self, fd: int) -> AbstractContextManager[None]:
-        """For a block, come between nothing that is written to this descriptor."""
+    def aside(self, fd: int) -> AbstractContextManager[bytes]:
+        """For a block, come between nothing that is written to this descriptor.
+
+        What it gives is to be written there first.
+        """
 
     def wrote(self, fd: int, data: bytes) -> None:
         """Note what was written to it last."""
@@ -64,7 +67,8 @@ class Texts:
         """Write the output of a job to our stdout and stderr."""
         for stream in STREAMS:
             if spool.sizes[stream]:
-                with self._overlay.aside(FDS[stream]):
+                with self._overlay.aside(FDS[stream]) as first:
+                    await write(FDS[stream], first)
                     await self._stream(job, stream, spool)
 
     async def _stream(self, job: Job, stream: str, spool: Spool) -> None:

@@ -21,14 +21,20 @@ class View(Protocol):
     def draw(self, tally: Tally, wall: float) -> None:
         """Show it, `wall` seconds after the start."""
 
-    def aside(self, fd: int) -> AbstractContextManager[None]:
-        """For a block, come between nothing that is written to this descriptor."""
+    def aside(self, fd: int) -> AbstractContextManager[bytes]:
+        """For a block, come between nothing that is written to this descriptor.
+
+        What it gives is to be written there first.
+        """
 
     def wrote(self, fd: int, data: bytes) -> None:
         """Note what was written to it last."""
 
     def close(self) -> None:
         """Take it away for good."""
+
+    def rest(self) -> bytes:
+        """Return what is to be written to stderr first after that."""
 
 
 class Plain:
@@ -45,11 +51,11 @@ class Plain:
             offer(tally.line(wall))
 
     @contextmanager
-    def aside(self, fd: int) -> Iterator[None]:
+    def aside(self, fd: int) -> Iterator[bytes]:
         """Write no line meanwhile if that goes where stderr does."""
         self._away = _same_file(fd, sys.stderr.fileno())
         try:
-            yield
+            yield b""
         finally:
             self._away = False
 
@@ -58,6 +64,10 @@ class Plain:
 
     def close(self) -> None:
         """Write nothing more."""
+
+    def rest(self) -> bytes:
+        """Return nothing."""
+        return b""
 
 
 def view() -> View:
@@ -71,15 +81,15 @@ def view() -> View:
     return Plain()
 
 
-def tell(words: str) -> None:
-    """Write words to stderr, at the pace of whoever reads it."""
+def tell(words: str, first: bytes = b"") -> None:
+    """Write words to stderr, behind what is to come first, at its reader's pace."""
     with suppress(OSError):  # nobody reads them, so nobody misses them
-        stdio.write(sys.stderr.fileno(), _line(words))
+        stdio.write(sys.stderr.fileno(), first + _line(words))
 
 
-def offer(words: str) -> None:
-    """Write words to stderr as far as it takes them at once."""
-    stdio.write_now(sys.stderr.fileno(), _line(words))
+def offer(words: str, first: bytes = b"") -> None:
+    """Write the same as far as stderr takes it at once."""
+    stdio.write_now(sys.stderr.fileno(), first + _line(words))
 
 
 def _line(words: str) -> bytes:

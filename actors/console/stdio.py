@@ -1,7 +1,8 @@
 """The standard streams of this process, read and written beside an event loop.
 
 Reading waits in the loop, and writing in a thread that nothing waits for: a reader may
-not take our output for hours, and signals are to get through meanwhile.
+not take our output for hours, and signals are to get through meanwhile. There is one
+for each descriptor, from the first output to the end of the loop.
 """
 
 import asyncio
@@ -13,9 +14,11 @@ import signal
 import socket
 import stat
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
+from queue import SimpleQueue
 from typing import Final
 
 STDIN, STDOUT, STDERR = range(3)
@@ -23,13 +26,19 @@ NAMES: Final = ("stdin", "stdout", "stderr")
 PIECE: Final = 64 * 1024
 """Bytes read from stdin at once: what one message to a worker carries."""
 GLANCE: Final = 0.2
-"""Seconds until who is behind a shell looks again whether typed input is for it."""
+"""Seconds between two looks at what nothing wakes us for, as a change of foreground."""
 MASTER: Final = os.makedev(5, 2)
 """The device of a terminal's other side, where its emulator is."""
 
 
 ATOMIC: Final = 4096
 """Bytes that a pipe with room for any takes without waiting (PIPE_BUF)."""
+
+_Pieces = SimpleQueue[tuple[bytes, "asyncio.Future[None]"] | None]
+"""What a thread is to write, each with whom to tell; None: nothing any more."""
+_written_from: Final[
+    weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Pieces]]
+] = weakref.WeakKeyDictionary()
 
 
 class ReaderGone(Exception):
@@ -43,29 +52,79 @@ async def put(fd: int, data: bytes) -> None:
         ReaderGone: nobody will read it.
         OSError: it was refused, by a full disk for one; it names the stream.
     """
-    loop = asyncio.get_running_loop()
-    written: asyncio.Future[None] = loop.create_future()
-
-    def work() -> None:
-        refusal = None
-        try:
-            write(fd, data)
-        except OSError as error:
-            refusal = error
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(_settle, written, refusal)
-
-    # Neither the loop's end nor ours waits for it: for one of the executor both would.
-    threading.Thread(target=work, daemon=True).start()
     try:
-        await written
+        await _written(fd, data)
     except BrokenPipeError:
         raise ReaderGone from None
     except OSError as error:
         raise refused(fd, error) from error
 
 
-def _settle(written: "asyncio.Future[None]", refusal: OSError | None) -> None:
+async def _written(fd: int, data: bytes) -> None:
+    try:
+        pieces = _pieces(asyncio.get_running_loop(), fd)
+    except RuntimeError:  # what we run has taken all that its user may have
+        await _write_in_turns(fd, data)
+    else:
+        await _put(pieces, data)
+
+
+def _put(pieces: _Pieces, data: bytes) -> "asyncio.Future[None]":
+    written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    pieces.put((data, written))
+    return written
+
+
+def _pieces(loop: asyncio.AbstractEventLoop, fd: int) -> _Pieces:
+    """Return what a thread writes to `fd` as long as this loop lives.
+
+    Raises:
+        RuntimeError: no thread is to be had.
+    """
+    by_fd = _written_from.setdefault(loop, {})
+    if fd not in by_fd:
+        pieces: _Pieces = SimpleQueue()
+        # Neither the loop's end nor ours waits for it: for the executor's both would.
+        threading.Thread(target=_keep_writing, args=(fd, pieces), daemon=True).start()
+        weakref.finalize(loop, pieces.put, None).atexit = False
+        by_fd[fd] = pieces
+    return by_fd[fd]
+
+
+def _keep_writing(fd: int, pieces: _Pieces) -> None:
+    while (piece := pieces.get()) is not None:
+        _write_piece(fd, *piece)
+        del piece  # it would keep the loop
+
+
+def _write_piece(fd: int, data: bytes, written: "asyncio.Future[None]") -> None:
+    refusal = _refusal(fd, data)
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        written.get_loop().call_soon_threadsafe(_settle, written, refusal)
+
+
+def _refusal(fd: int, data: bytes) -> BaseException | None:
+    """Write; return why not, whatever it is: somebody waits."""
+    try:
+        write(fd, data)
+    except BaseException as error:
+        return error
+    return None
+
+
+async def _write_in_turns(fd: int, data: bytes) -> None:
+    """Write all of `data` in the loop, a little at a time."""
+    rest, file = memoryview(data), unwaited(fd)
+    while rest:
+        count = 0
+        if has_room(fd):
+            with suppress(BlockingIOError):
+                count = os.write(file, rest[:ATOMIC])
+        rest = rest[count:]
+        await asyncio.sleep(0 if count else GLANCE)
+
+
+def _settle(written: "asyncio.Future[None]", refusal: BaseException | None) -> None:
     if written.done():
         return  # whoever waited was cancelled
     if refusal is None:
@@ -98,13 +157,15 @@ def write(fd: int, data: bytes) -> None:
         OSError: it was refused.
     """
     fd = unwaited(fd)
+    room = select.poll()  # any number: a batch of many jobs has many files
+    room.register(fd, select.POLLOUT)
     rest = memoryview(data)
     while rest:
         try:
             rest = rest[os.write(fd, rest) :]
         except BlockingIOError:
             # It is a terminal, or somebody made the shared file non-blocking.
-            select.select((), (fd,), ())
+            room.poll()
 
 
 @cache
@@ -230,12 +291,13 @@ def has_room(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def write_now(fd: int, data: bytes) -> None:
-    """Write what is taken at once; the rest is lost, as is what is refused."""
+def write_now(fd: int, data: bytes) -> bytes:
+    """Write what is taken at once; return the rest, as of what is refused."""
     fd = unwaited(fd)
     with suppress(OSError):
         while data and has_room(fd):
             data = data[os.write(fd, data[:ATOMIC]) :]
+    return data
 
 
 async def readable(fd: int) -> None:

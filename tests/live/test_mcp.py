@@ -425,8 +425,17 @@ async def test_cancelling_a_call_ends_the_look_and_not_the_command() -> None:
         assert seen == "begun\ndone\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("write_stdin", {"chars": "\x03"}),
+        ("kill_session", {}),
+        ("interrupt_session", {}),
+        ("resize_session", {"rows": 7, "cols": 99}),
+    ],
+)
 async def test_an_end_that_a_cancelled_call_did_not_tell_is_told_by_the_next(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, name: str, given: dict[str, Any]
 ) -> None:
     aclose, closed = actors.Child.aclose, asyncio.Event()
 
@@ -450,9 +459,13 @@ async def test_an_end_that_a_cancelled_call_did_not_tell_is_told_by_the_next(
                 await call
         (row,) = (await box.call("list_sessions", None)).result["sessions"]
         assert (row["state"], row["exit_code"]) == ("ended", 3)
-        looks = {"session_id": row["session_id"], "chars": "\x03"}
-        told = (await box.call("write_stdin", looks)).result
+        which = {"session_id": row["session_id"]}
+        told = (await box.call(name, which | given)).result
+        if name in {"interrupt_session", "resize_session"}:  # no look at it
+            assert not told.get("interrupted")
+            told = (await box.call("write_stdin", which)).result
         assert (told["output"], told["exit_code"]) == ("last words\n", 3)
+        assert told.get("survivors", []) == []
         assert (await box.call("list_sessions", None)).result["sessions"] == []
 
 
