@@ -61,7 +61,7 @@ class Child:
         write = self._writing.write_input
         self._polling = Polling(connection.link, record, settings, write)
         self._finalizer: weakref.finalize[..., Any] | None = None
-        if owned:  # counted among the record's handles already
+        if owned:  # one of the record's owners, since its answer
             self._finalizer = weakref.finalize(
                 self, _collected, connection, record, record.process
             )
@@ -665,15 +665,19 @@ class Guest(Child):
 
 def _collected(connection: Connection, record: Record, process: int) -> None:
     """Drop a session whose last handle was collected; any thread, any moment."""
-    record.handles -= 1
-    if not record.here(process) or record.handles or record.over:
+    record.let_go(None)
+    if not record.here(process) or record.owners or record.over:
         return
-    record.released = True
     if connection.link.lost is not None:
+        record.released = True
         return
 
+    def drop() -> None:
+        if not (record.over or connection.shares(record)):
+            connection.drop(record)
+
     # First: the warning may be made an error.
-    connection.link.call(lambda: connection.drop(record))
+    connection.link.call(drop)
     warnings.warn(
         f"child {record.id} {record.argv!r} was never closed: its session is dropped",
         ResourceWarning,

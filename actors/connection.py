@@ -133,6 +133,7 @@ class Connection:
         finally:
             for guard in self.guards:  # what cancels a scope may never fire
                 guard.cancel()
+            staying = {record.scope for record in self.records.values() if record.stays}
             for record in self._all():
                 record.released = True
                 record.fail(errors.BrokerLost("the engine is closed"))
@@ -144,7 +145,7 @@ class Connection:
             self._surroundings.close()
             if self._embedded is not None:
                 await asyncio.shield(self._embedded.stop())
-            await self.scratches.close()
+            await self.scratches.close(staying)
 
     def _patience(self) -> float:
         """Return how long a broker may take to see the children off.
@@ -298,7 +299,7 @@ class Connection:
             record = self._adopt(reply, launch, scope)
             record.token = token
             record.named = record.named or spec.request_id is not None
-            record.handles += 1  # of whoever asked, from now on
+            record.hold(scope)
             record.stays = not spec.kill_on_drop or spec.detach_ttl is not None
             adopted.append(record)
             if capture is not None:
@@ -325,13 +326,13 @@ class Connection:
         except BaseException as broken_off:
             self._starting.pop(request, None)
             for record in adopted:
-                record.handles -= 1
+                record.let_go(scope)
             if named and self._shared(token):
-                self._leave(asked, adopted, capture)
+                self._leave(asked, adopted, capture, scope)
             elif isinstance(broken_off, asyncio.CancelledError):
                 asked.cancel()
                 self._take_back(token)
-            else:
+            elif named:
                 self._drop_unshared(token)
             raise
         self._starting.pop(request, None)
@@ -339,7 +340,7 @@ class Connection:
 
     def shares(self, record: Record) -> bool:
         """Return whether anybody here owns this session, or starts it as well."""
-        return record.handles > 0 or (record.named and self._is_started(record.token))
+        return bool(record.owners) or (record.named and self._is_started(record.token))
 
     def _is_started(self, token: str) -> bool:
         return any(known == token for known, _ in self._starting.values())
@@ -348,7 +349,7 @@ class Connection:
         return [r for r in self.records.values() if r.token == token]
 
     def _shared(self, token: str) -> bool:
-        return self._is_started(token) or any(r.handles for r in self._of(token))
+        return self._is_started(token) or any(r.owners for r in self._of(token))
 
     def _take_back(self, token: str) -> None:
         """Have a start that nobody waits for any more leave no child."""
@@ -368,6 +369,7 @@ class Connection:
         asked: "asyncio.Future[Message]",
         adopted: list[Record],
         capture: Capture | None,
+        scope: str | None,
     ) -> None:
         """Leave a start that was given up to the others of its child."""
         if capture is None or asked.done():
@@ -382,7 +384,7 @@ class Connection:
                 capture.stop()
                 return
             [record] = adopted
-            record.handles -= 1
+            record.let_go(scope)
             if self.shares(record):
                 capture.leave_to(record)
                 return
@@ -425,7 +427,7 @@ class Connection:
         for request in own:
             del self._starting[request]
         kept = {token for token, _ in self._starting.values()}
-        kept |= {r.token for r in self.records.values() if r.handles}
+        kept |= {r.token for r in self.records.values() if r.owners}
         tokens = [token for token in own.values() if token not in kept]
         for at in range(0, len(tokens), TOKENS_A_DROP):
             if self.link.lost is None:
@@ -472,8 +474,9 @@ class Connection:
         Those that start while it is paused are paused from their start.
         """
         (self.paused.add if paused else self.paused.discard)(scope)
-        for record in self.owned_by(scope):
-            self._tell_clock(record, paused=paused)
+        for record in self.records.values():
+            if record.scope == scope and not record.released:
+                self._tell_clock(record, paused=paused)
 
     def timeouts_of(self, scope: str | None) -> Timeouts:
         """Return the timeouts that a pause of this scope stops; without one, none."""
@@ -498,7 +501,7 @@ class Connection:
 
         def adopt(reply: Message) -> None:
             record = _attached(reply)
-            record.handles = 1
+            record.hold(None)
             self.records[record.id] = record
             adopted.append(record)
 
@@ -580,7 +583,7 @@ class Connection:
 
     def owned_by(self, scope: str) -> list[Record]:
         """Return the sessions of a scope that were not released yet, by id."""
-        found = [r for r in self.records.values() if r.scope == scope]
+        found = [r for r in self.records.values() if scope in r.owners]
         return sorted((r for r in found if not r.released), key=lambda r: r.id)
 
     def forget(self, record: Record, why: errors.EngineError | None = None) -> None:

@@ -109,7 +109,7 @@ async def run_spec(
     finally:
         if feeding is not None:
             feeding.cancel()
-        record.handles -= 1
+        record.let_go(scope)
         if connection.shares(record):  # the last of the others lets go of it
             capture.leave_to(record)
         else:

@@ -19,8 +19,8 @@ class Record:
         kept: bytes of output that the worker's log holds.
         block: the same where the child is held back when it is full, else None.
         token: of the spawn that has started it here; empty if it was attached.
-        handles: living `Child` objects, runs and scopes that own the session; a start
-            counts from its answer on.
+        owners: how many living handles, runs and calls of a scope own the session, each
+            from its answer on: by the name of the scope, None for those of the engine.
         released: whether the broker was told to forget the session.
         stays: whether it lives on without an owner, if that one goes.
         named: whether a start of it had a request id: then others may have it, too.
@@ -40,7 +40,7 @@ class Record:
     block: int | None
     process: int = field(default_factory=os.getpid)
     token: str = ""
-    handles: int = 0
+    owners: dict[str | None, int] = field(default_factory=dict)
     status: ExitStatus | None = None
     failure: errors.EngineError | None = None
     released: bool = False
@@ -49,6 +49,16 @@ class Record:
     waiters: set[asyncio.Future[Any]] = field(default_factory=set)
     holdings: set[int] = field(default_factory=set)
     request: int = 0
+
+    def hold(self, scope: str | None) -> None:
+        """Count one more owner."""
+        self.owners[scope] = self.owners.get(scope, 0) + 1
+
+    def let_go(self, scope: str | None) -> None:
+        """Count one owner less, unless its scope has closed meanwhile."""
+        left = self.owners.pop(scope, 0) - 1
+        if left > 0:
+            self.owners[scope] = left
 
     @property
     def over(self) -> bool:

@@ -75,14 +75,10 @@ class Scope:
         self._check()
         record = await self._connection.start(Spec(argv, **options), self.name)
         if self._closed:
-            record.handles -= 1
+            record.let_go(self.name)
             if not (record.released or self._connection.shares(record)):
                 await self._connection.release(record)
             raise errors.SessionNotFound(f"the scope {self.name!r} closed meanwhile")
-        if record.handles == 1:  # also if it was started for a run that is given up
-            record.scope = self.name
-        if record.scope != self.name:
-            record.handles -= 1  # else it is the scope's own, until it closes
         return Child(self._connection, record, owned=False)
 
     async def run(
@@ -270,7 +266,8 @@ class Scope:
     async def aclose(self) -> int:
         """End and release every child, in parallel; return how many that were.
 
-        Those that outlive an owner (`kill_on_drop=False`, `detach_ttl`) only lose it.
+        Those that outlive an owner (`kill_on_drop=False`, `detach_ttl`) only lose it,
+        and those that others have by their `request_id` stay theirs.
 
         Then the scratch directory is removed, unless one of these children lives on in
         it. Cancelling this stops the waiting, not the closing; a second call waits for
@@ -296,11 +293,17 @@ class Scope:
         self._connection.rooms.pop(self.name, None)
         self._connection.timeouts.pop(self.name, None)
         self._connection.cancel_starts(self.name)
-        owned = self._connection.owned_by(self.name)
+        owned = self._leave_to_others(self._connection.owned_by(self.name))
         # A task of its own: it goes on when the caller is cancelled.
         self._closing = asyncio.ensure_future(self._end(owned, scratch))
         await asyncio.shield(self._closing)
         return sum(not record.stays for record in owned)
+
+    def _leave_to_others(self, owned: list[Record]) -> list[Record]:
+        """Return those of a closing scope that nobody else owns; let go of the rest."""
+        for record in owned:
+            record.owners.pop(self.name)
+        return [record for record in owned if not self._connection.shares(record)]
 
     async def _end(
         self, owned: list[Record], scratch: "asyncio.Future[Any] | None"

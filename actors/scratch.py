@@ -37,7 +37,7 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -189,18 +189,22 @@ class Scratches:
                 return
             await asyncio.sleep(pause)
 
-    async def close(self) -> None:
-        """Remove all that is left; what cannot be is for a later engine's start."""
+    async def close(self, staying: Collection[str | None] = ()) -> None:
+        """Remove all that is left; what cannot be is for a later engine's start.
+
+        Of the scopes `staying` children live on: for them nobody waits.
+        """
         if self._sweeping is not None:
             self._sweeping.cancel()
         for scope in list(self._made):
             self.leave(scope)
 
-        async def remove(making: "asyncio.Future[_Made]") -> None:
+        async def remove(making: "asyncio.Future[_Made]", scope: str) -> None:
             with suppress(EngineError, OSError):
-                await self.remove(making)
+                await self.remove(making, patient=scope not in staying)
 
-        await asyncio.gather(*map(remove, list(self._left)))
+        left = [(making, leaving.scope) for making, leaving in self._left.items()]
+        await asyncio.gather(*(remove(*one) for one in left))
 
     def _name(self, scope: str) -> bytes:
         import hashlib  # noqa: PLC0415 - 3 ms that most engines do not need

@@ -567,6 +567,7 @@ class Reader:
         if self._offset is None:
             self._offset = await self._newest()
             self._check_open()  # a read would hold the log again, for nobody
+        self._record.check_owner()  # or hold back another's
         request = self._link.number()
         future = self._ask(request, wait, min(max_bytes, LARGEST_READ))
         try:

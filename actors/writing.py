@@ -106,6 +106,7 @@ class Writing:
                 return await self._write_piece(data, at)
             except errors.CapacityExceeded as full:
                 await self._wait_for_room(full.retry_after)
+            self._record.check_owner()
             return await self._write(Course(data, at, begun=True))
 
     async def _write_piece(self, data: bytes, at: int | None) -> WriteResult:
@@ -146,6 +147,7 @@ class Writing:
         while True:
             while len(under_way) >= self._window:
                 await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+            self._record.check_owner()
             asked.append(self._ask(course, sent))
             sent += WRITE_PIECE
             while asked and (len(asked) >= self._window or sent >= end):

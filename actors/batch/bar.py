@@ -32,6 +32,10 @@ class _Stderr(io.FileIO):
         self.rest += more if self.rest else stdio.write_now(self.fileno(), more)
         return len(data)
 
+    def take_rest(self) -> None:
+        """Write what it takes by now of the rest."""
+        self.rest = stdio.write_now(self.fileno(), self.rest)
+
 
 class Bar:
     """A bar with counts, below the output; it is away while output is written."""
@@ -65,6 +69,10 @@ class Bar:
         """Show it, unless it is to be away, or has no place."""
         if self._away or not (self._visible or stdio.has_room(self._raw.fileno())):
             return
+        if not self._visible:
+            self._raw.take_rest()
+            if self._raw.rest:  # of an earlier sight; where it was is not known yet
+                return
         self._raw.rest = b""  # the next sight of it takes the place of this one
         total = None if tally.total is None else tally.total - tally.skipped
         self._progress.update(
@@ -93,7 +101,8 @@ class Bar:
         self.close()
         self._away = True
         try:
-            yield self.rest()
+            same = os.path.sameopenfile(fd, self._raw.fileno())
+            yield self.rest() if same else b""
         finally:
             self._away = False
 

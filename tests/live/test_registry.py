@@ -365,3 +365,50 @@ async def test_a_scope_owns_what_was_started_for_a_run_that_is_given_up() -> Non
         child = await spawning
         assert await scope.aclose() == 1
         assert (await child.wait(NOT_BLOCKED)).cause == "owner-drop"
+
+
+@pytest.mark.parametrize("end", ["given up", "over"])
+async def test_a_scope_keeps_what_a_run_of_its_engine_started(
+    end: str, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    command = ["sh", "-c", f"until test -e {gate}; do sleep 0.01; done; echo out"]
+    async with actors.Engine() as engine, engine.scope() as scope:
+        run = asyncio.ensure_future(engine.run(command, request_id="job"))
+        while not await engine.children():
+            await asyncio.sleep(0.01)
+        child = await scope.spawn(command, request_id="job")
+        if end == "given up":
+            run.cancel()
+            await asyncio.wait([run])
+        gate.touch()
+        assert (await child.wait(NOT_BLOCKED)).code == 0
+        await asyncio.wait([run])
+        assert (await child.poll(wait=NOT_BLOCKED)).stdout == b"out\n"
+        assert await scope.aclose() == 1
+
+
+async def test_a_handle_keeps_what_a_run_of_a_scope_started() -> None:
+    command = program(REST)
+    async with actors.Engine() as engine, engine.scope() as scope:
+        run = asyncio.ensure_future(scope.run(command, request_id="job"))
+        spawning = asyncio.ensure_future(engine.spawn(command, request_id="job"))
+        await asyncio.sleep(0)
+        run.cancel()
+        async with await spawning as child:
+            assert await scope.aclose() == 0
+            await arrived(child)
+            assert not child.ended
+
+
+async def test_a_start_keeps_the_child_of_a_handle_that_is_collected() -> None:
+    command = program(REST)
+    async with actors.Engine() as engine:
+        child = await engine.spawn(command, request_id="job")
+        spawning = asyncio.ensure_future(engine.spawn(command, request_id="job"))
+        await asyncio.sleep(0)
+        with pytest.warns(ResourceWarning, match="never closed"):
+            del child
+        async with await spawning as child:
+            await arrived(child)
+            assert not child.ended
