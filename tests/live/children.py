@@ -4,8 +4,8 @@ Each program is Python source for `program()`: all its processes show its tag in
 command lines, and each ends by itself after `FOREVER` seconds.
 """
 
-import array
 import asyncio
+import hashlib
 import os
 import subprocess
 import sys
@@ -69,18 +69,16 @@ os._exit(23)
 """
 
 BURST = """
-import array
+import hashlib
 size = int(sys.argv[2])
-numbers = array.array("I", range(size // 8 + 1))
-write(numbers.tobytes().hex().encode()[:size])
+write(hashlib.shake_128().hexdigest(size // 2 + 1).encode()[:size])
 os._exit(0)
 """
 
 
 def burst(size: int) -> bytes:
-    """Return what `BURST` writes."""
-    numbers = array.array("I", range(size // 8 + 1))
-    return numbers.tobytes().hex().encode()[:size]
+    """Return what `BURST` writes: no part of it is like another."""
+    return hashlib.shake_128().hexdigest(size // 2 + 1).encode()[:size]
 
 
 LAST_WORDS = """
