@@ -1,6 +1,7 @@
 """The command `creche`, as a shell sees it."""
 
 import configparser
+import fcntl
 import json
 import os
 import re
@@ -595,11 +596,25 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
         assert end_of(process) == 0
 
 
+FLOOD = "import os\nwhile True: os.write(1, bytes(1 << 16))"
+"""Fills its pipe with each write."""
+
+
+def stand_still(process: "subprocess.Popen[bytes]") -> None:
+    """Have a `run` of `FLOOD` wait for a reader of its stdout, with a rest in hand.
+
+    A pipe may be full with all there was so far: then nothing waits, and a lost broker
+    ends it there and then. Here the first piece does not go into one page.
+    """
+    assert process.stdout is not None
+    fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, resource.getpagesize())
+    eventually(lambda: is_full(process.pid))
+
+
 def test_signals_get_through_while_nobody_reads() -> None:
     word = tag()
-    with started("run", *python("while True: print('y' * 999)", word)) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    with started("run", *python(FLOOD, word)) as process:
+        stand_still(process)
         process.send_signal(signal.SIGTERM)
         eventually(lambda: tagged(word) == [process.pid])
         # Now it only waits for a reader; that can be ended as well.
@@ -617,12 +632,12 @@ def test_signals_get_through_while_nobody_reads_and_the_broker_is_lost(
     tmp_path: Path,
 ) -> None:
     word, endpoint = tag(), f"ipc://{tmp_path}/shared/broker.sock"
-    flood = python("while True: print('y' * 999)", word)
+    flood = python(FLOOD, word)
     with (
         serving(endpoint) as server,
         started("run", "--endpoint", endpoint, *flood) as process,
     ):
-        eventually(lambda: is_full(process.pid))
+        stand_still(process)
         server.signal(signal.SIGTERM)
         eventually(lambda: tagged(word) == [process.pid])
         # It may not have heard yet that the broker is gone: then the signal is lost.
