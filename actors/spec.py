@@ -127,7 +127,10 @@ class Spec:
         authority: A note given back with every snapshot.
         observe: Directories below which files are compared before and after, for the
             result of a run or of `output`; relative ones start in `cwd`.
-        request_id: Name of this request, for retrying it; 1 to 128 characters.
+        request_id: Name of this request, for retrying it; 1 to 128 characters. While
+            its session is there, a request of the same key and name gets that again
+            instead of a new one; to close a handle of it closes it for all. Later the
+            name is refused with `InvalidRequest`.
         on_full: Whether a full limit refuses this one, or ends another session of the
             same key: the least recently used, but none of the 8 most recently used.
         queue: Seconds to wait for room over a limit, first come first served; None is
