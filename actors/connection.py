@@ -286,7 +286,7 @@ class Connection:
             "reader": None if capture is None else capture.request,
             "chunks": self.settings.window_chunks,
             "bytes": self.settings.window_bytes,
-            "release": capture is not None and not self.link.grace,
+            "release": self._releases_itself(spec, capture),
             "kill_on_drop": spec.kill_on_drop,
             "fds": len(launch.pass_fds),
             "again": False,
@@ -337,6 +337,15 @@ class Connection:
             raise
         self._starting.pop(request, None)
         return adopted[0]
+
+    def _releases_itself(self, spec: Spec, capture: Capture | None) -> bool:
+        """Return whether a session goes with the end of its capture, without a word.
+
+        Not where the broker may be lost with what it was to deliver, nor where others
+        may come to have it by its request id: one can come just as it ends.
+        """
+        named = spec.request_id is not None
+        return capture is not None and not self.link.grace and not named
 
     def shares(self, record: Record) -> bool:
         """Return whether anybody here owns this session, or starts it as well."""
@@ -618,8 +627,7 @@ class Connection:
     def finish(self, record: Record) -> None:
         """Let go of a run that has come to its end, of which nothing was lost.
 
-        It releases itself, unless its broker may be lost with what it was to deliver,
-        or it is the child of a spawn of the same request id, which does not.
+        It releases itself, but for the exceptions of `_releases_itself`.
         """
         if self.link.grace or record.named:
             self.drop(record)

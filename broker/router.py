@@ -659,21 +659,17 @@ class Router(Keeper):
         """Open the capture that comes with a spawn that was before, if there is one.
 
         What it gets begins with the first byte, or says what was dropped. Nobody but
-        the owner has one: any other is told that it is none. A spawn without a capture
-        is of a handle, for which the session of a run stays.
+        the owner has one: any other is told that it is none.
         """
         reader = Ask(spawn.client, spawn.body["reader"] or 0)
-        if spawn.client != session.client or reader in session.pending:
+        if not reader.request or spawn.client != session.client:
             return
-        ids = *reader, session.id, self.epoch
-        if reader.request:
+        if reader not in session.pending:
             body = {name: spawn.body[name] for name in ("chunks", "bytes")}
             body |= {"after": None, "newest": False, "capture": True}
+            ids = *reader, session.id, self.epoch
             opening = Message(Kind.OPEN, *ids, 0.0, body)
             self._pass_on(session, opening, reader)
-        elif session.runs:
-            body = {"steal": False}
-            self._tell(session, Message(Kind.ATTACH, *ids, 0.0, body))
 
     # -- those who watch --------------------------------------------------------
 

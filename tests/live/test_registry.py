@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 import actors
-from tests.helpers import FOREVER, NOT_BLOCKED, gone, tag
+from tests.helpers import (
+    FOREVER,
+    NOT_BLOCKED,
+    alive,
+    eventually,
+    go,
+    gone,
+    parent,
+    stop,
+    tag,
+)
 from tests.live.children import REST, arrived, program, until
 
 pytestmark = pytest.mark.live
@@ -177,6 +187,32 @@ async def test_the_child_of_a_run_stays_readable_for_who_shares_it(
         child = await engine.spawn(command, request_id="job")
         gate.touch()
         assert (await asyncio.wait_for(run, NOT_BLOCKED)).stdout == b"out\n"
+        assert (await child.poll(wait=NOT_BLOCKED)).stdout == b"out\n"
+        await child.aclose()
+
+
+async def test_the_child_of_a_run_stays_for_who_comes_as_it_ends(
+    tmp_path: Path,
+) -> None:
+    gate, begun = tmp_path / "gate", asyncio.Event()
+    script = f"echo out; until test -e {gate}; do sleep 0.01; done"
+    command = ["sh", "-c", script]
+    async with actors.Engine() as engine:
+        run = asyncio.create_task(
+            engine.run(command, request_id="job", into=lambda *_: begun.set())
+        )
+        await asyncio.wait_for(begun.wait(), NOT_BLOCKED)
+        [shown] = await engine.children()
+        pid = shown.pid or 0
+        worker = parent(pid)
+        stop(worker)  # all that follows comes to it at once
+        try:
+            child = await engine.spawn(command, request_id="job")
+            gate.touch()
+            await asyncio.to_thread(eventually, lambda: not alive(pid))
+        finally:
+            go(worker)
+        await asyncio.wait_for(run, NOT_BLOCKED)
         assert (await child.poll(wait=NOT_BLOCKED)).stdout == b"out\n"
         await child.aclose()
 

@@ -1018,23 +1018,6 @@ def test_a_run_whose_first_capture_was_stopped_ends_with_another(world: World) -
     assert events(said, stream) == ["exited", "closed"]
 
 
-def test_the_session_of_a_run_stays_for_a_spawn_of_its_token(world: World) -> None:
-    _, worker, _ = world.spawn(reader=500, release=True)
-    (attach,) = world.ask(A, Kind.SPAWN, body=SPAWN)
-    assert told([attach]) == [(worker, Kind.ATTACH)]
-    assert isinstance(attach, ToWorker)
-    assert attach.message.request == 0  # the spawn has its own answer
-
-
-def test_the_session_of_a_run_stays_for_a_spawn_that_waited_with_it(two: World) -> None:
-    session, worker = two.started(A, **SCOPE)
-    waits = {"token": "u", "queue": 5.0, **SCOPE}
-    spawning(two, A, reader=500, release=True, **waits)
-    spawning(two, A, **waits)
-    actions = two.push(worker, Kind.EXITED, session)
-    assert [kind for _, kind in told(actions)] == [Kind.START, Kind.ATTACH]
-
-
 def test_tokens_of_other_owners_are_other_tokens(shared: World) -> None:
     first, _ = shared.started(A)
     second, _ = shared.started(B)
