@@ -228,10 +228,21 @@ wire_values = st.recursive(
 )
 
 
+def refused_or_whole(kind: Any, value: Any) -> None:
+    """Have the wire bring a value: it breaks the rules, or is one that comes back."""
+    try:
+        came = kind.from_wire(value)
+    except ProtocolError:
+        return
+    assert isinstance(came, kind)
+    assert repr(kind.from_wire(sent(came))) == repr(came)
+
+
 @given(st.sampled_from(TRAVELLERS), wire_values)
-def test_nonsense_from_the_wire_breaks_the_rules(kind: Any, value: Any) -> None:
-    with pytest.raises(ProtocolError):
-        kind.from_wire(value)
+def test_nonsense_from_the_wire_is_refused_or_a_whole_value(
+    kind: Any, value: Any
+) -> None:
+    refused_or_whole(kind, value)
 
 
 @given(st.sampled_from(TRAVELLERS), st.integers(0, 15), wire_values)
@@ -241,12 +252,18 @@ def test_a_value_with_one_wrong_part_is_whole_or_breaks_the_rules(
     value = sent(SAMPLES[kind])
     keys = list(value) if isinstance(value, dict) else range(len(value))
     value[keys[place % len(keys)]] = wrong
-    try:
-        again = kind.from_wire(value)
-    except ProtocolError:
-        return
-    assert isinstance(again, kind)
-    assert repr(kind.from_wire(sent(again))) == repr(again)
+    refused_or_whole(kind, value)
+
+
+@pytest.mark.parametrize("kind", TRAVELLERS)
+@pytest.mark.parametrize("value", [None, 1, "", [], {}, [None] * 4, {"": 0}])
+def test_what_is_no_value_at_all_breaks_the_rules(kind: Any, value: Any) -> None:
+    with pytest.raises(ProtocolError):
+        kind.from_wire(value)
+
+
+def test_the_smallest_survivor_is_a_whole_value() -> None:
+    assert Survivor.from_wire([0, 0, 0, ""]) == Survivor(0, 0.0, 0, "")
 
 
 @pytest.mark.parametrize(
