@@ -29,6 +29,8 @@ for number in range(int(sys.argv[2])):
 """
 """Writes as many MiB, each full of its number."""
 LASTS = COUNTS + "sys.stdin.buffer.read()"
+LASTS_ON_CUE = LASTS.replace("    write", "    number > 1 or os.read(0, 1)\n    write")
+"""It waits for a byte before each of the first two."""
 
 POLICIES = [
     OutputPolicy("tail", 2 * MIB),
@@ -111,11 +113,14 @@ async def test_a_reader_that_stands_still_gets_its_window_and_costs_no_more(
 ) -> None:
     window = 4 * MIB
     async with actors.Engine() as engine:
-        told = "os.read(0, 1)\n" + LASTS  # or the reader would miss what came before it
-        child = await engine.spawn(counts(body=told), stdin="pipe")
+        # It waits, or the reader would miss what came before it.
+        child = await engine.spawn(counts(body=LASTS_ON_CUE), stdin="pipe")
         events = child.events(window=window)
         await child.write(b"!")
         first = await anext(events)
+        while (await child.stats()).stdout.produced < MIB:
+            pass
+        await child.write(b"!")  # behind the word that this client maps the arena
         while (await child.stats()).stdout.produced < SIZE:
             pass
         assert shared_memory(parent(child.pid)) <= window + 2 * MIB + 3 * BLOCK

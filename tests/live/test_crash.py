@@ -137,6 +137,12 @@ class Counter:
 # -- the worker -----------------------------------------------------------------
 
 
+async def forked(engine: actors.Engine, pool: int) -> None:
+    """Wait until a pool has forked every worker that the broker counts with."""
+    workers = (await engine.info()).counts["workers"]
+    await asyncio.to_thread(eventually, lambda: len(tree.children(pool)) == workers)
+
+
 async def test_s39_a_lost_worker_answers_every_call_and_ends_its_tree() -> None:
     word = tag()
     async with actors.Engine() as engine:
@@ -148,6 +154,7 @@ async def test_s39_a_lost_worker_answers_every_call_and_ends_its_tree() -> None:
         async with pending(waiting_on(engine, child, other, word)) as answers:
             await started(engine, 3)
             await child.snapshot()
+            await forked(engine, pool)
             end(tree.children(pool))
         await went(word)
         check_lost(answers["wait"])
@@ -241,6 +248,7 @@ async def test_a_spawn_whose_worker_is_lost_is_refused_and_leaves_nothing() -> N
         first = await engine.spawn(daemons(word))
         await up(first)
         parts = Parts.of(first.pid)
+        await forked(engine, parts.pool)
         idle = idle_workers(parts.pool, {parts.worker})
         for worker in idle:
             stop(worker)
@@ -540,7 +548,7 @@ async def test_a_broker_that_stands_still_for_a_while_loses_nothing() -> None:
         await counter.go_on()
         broker = Parts.of(counter.child.pid).broker
         hold_still(broker, 3.0, lambda: len(tagged(word)) == DAEMONS + 1)
-        await counter.go_on(2000)
+        await counter.go_on(500)
         await counter.child.aclose()
         assert not tagged(word)
 

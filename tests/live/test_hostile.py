@@ -109,16 +109,20 @@ async def test_a_scope_that_nothing_could_cancel_is_refused_at_once() -> None:
 # -- children against their worker ----------------------------------------------
 
 TRACER = """
-import ctypes, os
+import ctypes, os, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
 attached = ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0)
 os.write(1, b"%d" % attached)
 signal.pause()
 """
 
 
-async def test_a_child_that_traces_its_worker_ends_with_it() -> None:
+async def test_a_child_that_traces_its_worker_ends_with_it(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
     async with actors.Engine() as engine:
-        child = await engine.spawn(python(TRACER))
+        child = await engine.spawn(python(TRACER, str(gate)))
+        gate.touch()  # its worker has answered: from now on it will not
         worker = parent(child.pid)
         state = Path(f"/proc/{worker}/status")
         await asyncio.to_thread(

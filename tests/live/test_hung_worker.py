@@ -117,7 +117,8 @@ async def test_an_end_is_proven_although_the_worker_stands_still(how: str) -> No
 
 async def test_a_scope_can_be_left_although_a_worker_stands_still() -> None:
     word, other = tag(), tag()
-    async with actors.Engine(settings=SETTINGS) as engine:
+    patient = actors.Settings(kill_timeout=2.0)  # the other one has to go within that
+    async with actors.Engine(settings=patient) as engine:
         async with asyncio.timeout(15), engine.scope() as scope:
             child = await scope.spawn(daemons(word))
             await up(await scope.spawn(daemons(other)))

@@ -326,8 +326,10 @@ class Machine(RuleBasedStateMachine):
 
     def left(self, session: Modelled) -> Any:
         """What has lost its owner stays for the next one, or is gone for good."""
-        session.owner = session.child = None
+        owner, session.owner, session.child = session.owner, None, None
+        assert owner is not None
         if session.stays:
+            self.do(self.engines[owner].info())  # the broker has heard of it, too
             return session
         eventually(lambda: not alive(session.pid))
         for name in CLIENTS:

@@ -61,7 +61,10 @@ def rehearsed(change: str = "") -> Sequence[str]:
 
 
 def test_a_rehearsal_goes_through_whole_sessions_and_leaves_nothing() -> None:
-    assert rehearsed("rehearsal.ROUNDS = 2") == ["IDLE", "REPLY", "IDLE"] * 2
+    assert (
+        rehearsed("rehearsal.ROUNDS, rehearsal.PATIENCE = 2, 15.0")
+        == ["IDLE", "REPLY", "IDLE"] * 2
+    )
 
 
 def test_a_rehearsal_does_without_a_program_that_is_missing() -> None:
@@ -69,7 +72,7 @@ def test_a_rehearsal_does_without_a_program_that_is_missing() -> None:
 
 
 def test_a_rehearsal_is_given_up_when_a_program_hangs() -> None:
-    hanging = 'rehearsal.ENDS, rehearsal.PATIENCE = (b"/bin/sleep", b"300"), 0.2'
+    hanging = 'rehearsal.ENDS, rehearsal.PATIENCE = (b"/bin/sleep", b"300"), 1.0'
     assert rehearsed(hanging) == []
 
 
