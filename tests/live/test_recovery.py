@@ -18,6 +18,7 @@ import actors
 from actors import ignition, rehearsal, session
 from actors.launch import Launch
 from actors.process import Process
+from actors.services import command
 from broker import aftermath, cgroup, journal, kinship, tree
 from tests.helpers import (
     FOREVER,
@@ -128,7 +129,29 @@ async def recovered() -> actors.Recovery:
 
 
 def marked(word: str, count: int) -> None:
-    eventually(lambda: len(tagged(word)) == count, what=lambda: str(tagged(word)))
+    """Wait until a tree has so many processes, and none of them is another's child.
+
+    A tree that grows passes through that number; its daemons hang below the worker.
+    """
+
+    def settled() -> bool:
+        found = tagged(word)
+        stats = [tree.stat(pid) for pid in found]
+        apart = all(stat and stat.parent not in found for stat in stats)
+        return len(found) == count and apart
+
+    eventually(settled, what=lambda: str(tagged(word)))
+
+
+def emptied(word: str) -> None:
+    """Wait until one of two processes has executed itself with no environment."""
+
+    def done() -> bool:
+        found = tagged(word)
+        bare = [pid for pid in found if not tree.environment(pid) and alive(pid)]
+        return len(found) == 2 and len(bare) == 1
+
+    eventually(done, what=lambda: str(tagged(word)))
 
 
 # --- the journal ---------------------------------------------------------------------
@@ -266,7 +289,7 @@ async def test_s51_what_emptied_its_environment_is_found_by_its_cgroup(
     word = tag()
     command = python(ESCAPES, word, PAUSES)
     with crashing(tmp_path, command) as crashed:
-        marked(word, 2)
+        emptied(word)
         crashed.crash()
         (finding,) = (await recovered()).trees
         assert (finding.kind, len(finding.pids)) == ("killed", 2)
@@ -279,7 +302,7 @@ async def test_s51_without_a_cgroup_it_is_not_found_as_doctor_says(
     word = tag()
     command = python(ESCAPES, word, PAUSES)
     with crashing(tmp_path, command, containment="subreaper") as crashed:
-        marked(word, 2)
+        emptied(word)
         crashed.crash()
         (finding,) = (await recovered()).trees
         assert (finding.kind, finding.pids) == ("killed", tuple(crashed.children))
@@ -314,6 +337,7 @@ async def test_s51_a_threaded_cgroup_below_a_workers_is_no_trouble(
         (finding,) = (await recovered()).trees
         assert (finding.kind, finding.pids) == ("killed", (pid,))
         eventually(lambda: not alive(pid))
+        eventually(lambda: reaped(crashed.parts.supervisor))
         await recovered()  # which removes what was not reaped in time
         assert not engine.exists()
 
@@ -490,6 +514,7 @@ async def test_s51_a_child_without_its_mark_yet_is_waited_for(
 
         monkeypatch.setattr(journal, "mark_in", mark_in)
         monkeypatch.setattr(aftermath, "EXEC", NOT_BLOCKED)
+        monkeypatch.setattr(aftermath, "TIMEOUT", NOT_BLOCKED)
         (finding,) = (await recovered()).trees
         assert finding.kind == "killed"
         assert tagged(word) == []
@@ -593,7 +618,7 @@ async def test_s51_a_member_of_a_session_without_its_leader_is_kept_and_told(
     word = tag()
     command = python(LEAVES, word, PAUSES)
     with crashing(tmp_path, command, containment="subreaper") as crashed:
-        marked(word, 2)
+        emptied(word)
         crashed.crash()
         end(crashed.children)
         eventually(lambda: reaped(crashed.children[0]))
@@ -824,13 +849,13 @@ async def test_s51_a_stop_command_that_a_crash_broke_off_ends_before_the_next(
     tmp_path: Path,
 ) -> None:
     word, log = tag(), Log(tmp_path)
-    once = f"test -e {tmp_path}/second || exec sleep 150; {STOPS}"
+    once = f"mkdir {tmp_path}/first 2>&1 && exec sleep 150; {STOPS}"
     with served(tmp_path, word, once) as crashed:
         crashed.program.tell("close")
         eventually(lambda: log.said() == ["started", "stopping"])
+        eventually((tmp_path / "first").exists)
         (stop,) = [pid for pid in tagged(word) if pid != crashed.program.pid][:1] or [0]
         crashed.crash()
-        (tmp_path / "second").touch()
         (found,) = (await recovered()).services
         assert found.kind == "stopped"
         assert not alive(stop)
@@ -871,12 +896,19 @@ async def test_services_are_stopped_beyond_the_capacity_of_who_recovers_them(
 
 
 async def test_a_service_for_which_a_broker_has_no_room_is_kept(
-    tmp_path: Path, runtime_dir: Path
+    tmp_path: Path, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    both, stop = asyncio.Barrier(2), command.stop
+
+    async def together(*words: Any) -> command.Outcome:
+        await both.wait()
+        return await stop(*words)
+
     logs = two_left(tmp_path)
     endpoint = f"ipc://{tmp_path}/shared/broker.sock"
     with serving(endpoint, *NARROW):
         for kinds in (["kept", "stopped"], ["stopped"]):
+            monkeypatch.setattr(command, "stop", stop if len(kinds) == 1 else together)
             async with actors.Engine(endpoint) as engine:
                 found = engine.recovered.services
                 assert sorted(one.kind for one in found) == kinds
