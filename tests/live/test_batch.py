@@ -242,7 +242,7 @@ def test_the_joblog_is_that_of_gnu_parallel(tmp_path: Path) -> None:
     jobs = ["echo abc; echo d >&2", "exit 3", "kill -9 $$", f"sleep {FOREVER}"]
     missing = '{"argv": ["no-such-program"]}\n'
     lines = "".join(f"{job}\n" for job in jobs) + missing
-    words = ["-j1", "--timeout", "1", "--joblog", str(log), "-"]
+    words = ["-j1", "--timeout", "5", "--joblog", str(log), "-"]
     assert batch(*words, input=lines.encode()).returncode == 4
     assert log.read_bytes().startswith(HEADER)
     found = logged(log)
@@ -253,7 +253,7 @@ def test_the_joblog_is_that_of_gnu_parallel(tmp_path: Path) -> None:
         (":", "0", "0", "-1", "15", jobs[3]),
         (":", "0", "0", "127", "0", "no-such-program"),
     ]
-    assert float(found[3][3]) >= 1.0
+    assert float(found[3][3]) >= 5.0
     assert all(len(f[3]) == 10 for f in found)
 
 
@@ -433,7 +433,8 @@ def test_the_summary_names_the_slowest_and_what_failed() -> None:
     first, *told = done.stderr.decode().splitlines()
     assert first == "why"  # its own, as it ended
     assert told[0].startswith("creche: 3 done, 1 failed; ")
-    assert told[2].endswith("#1  sleep 0.2")
+    assert told[1] == "  slowest:"
+    assert any(line.endswith("#1  sleep 0.2") for line in told[2:5])
     assert "    #2  exit 3: echo a; echo why >&2; exit 3" in told
     assert "      | why" in told
 
@@ -684,9 +685,13 @@ def test_a_terminal_has_a_bar_below_the_output(tmp_path: Path) -> None:
         os.close(theirs)
         try:
             progress = "2/3 done, 0 failed, 1 running"
-            eventually(lambda: progress in shown(), PATIENCE, shown)
-            assert " B/s" in shown()
-            assert shown().startswith("first\nno end\n")
+
+            def whole() -> bool:  # a look may fall into the drawing of it
+                text = shown()
+                parts = progress in text and " B/s" in text
+                return parts and text.startswith("first\nno end\n")
+
+            eventually(whole, PATIENCE, shown)
             fifo.write_bytes(b"last\n")
             eventually(lambda: "3 done, 0 failed; " in shown(), PATIENCE, shown)
             assert process.wait(PATIENCE) == 0

@@ -129,7 +129,7 @@ def test_the_command_calculates_how_far_it_goes() -> None:
 
 
 async def test_a_slow_reader_is_watched_and_killed() -> None:
-    amount = slow.Amount(mib=64, rate=1.0, seconds=0.2)
+    amount = slow.Amount(mib=64, rate=1.0, seconds=3.0)
     noticed = await slow.notice(amount, slow.POLICIES["block"])
     assert noticed.alone
     assert noticed.beside
@@ -141,7 +141,7 @@ async def test_a_slow_reader_is_watched_and_killed() -> None:
 async def test_what_things_cost_is_counted() -> None:
     work = costs.Work(starts=4, trips=4, mib=1, sessions=2, seconds=0.1)
     found = await costs.measure(work)
-    assert found.session_pids > 1  # it may be told before a warm worker is replaced
+    assert found.session_pids >= 1  # it may be told before a warm worker is replaced
     assert found.session_files > 0
     assert found.broker_session > 0
     assert costs.told(found).count("\n") == len(fields(found))

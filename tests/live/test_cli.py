@@ -1,7 +1,6 @@
 """The command `creche`, as a shell sees it."""
 
 import configparser
-import fcntl
 import json
 import os
 import re
@@ -548,7 +547,9 @@ while True:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_passed_on(number: signal.Signals) -> None:
-    with started("run", *python(TRAPS, number.name)) as process:
+    with started(
+        "run", "--grace", str(PATIENCE), *python(TRAPS, number.name)
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         process.send_signal(number)
@@ -598,6 +599,7 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
 
 FLOOD = "import os\nwhile True: os.write(1, bytes(1 << 16))"
 """Fills its pipe with each write."""
+PAGE = resource.getpagesize()
 
 
 def stand_still(process: "subprocess.Popen[bytes]") -> None:
@@ -606,14 +608,12 @@ def stand_still(process: "subprocess.Popen[bytes]") -> None:
     A pipe may be full with all there was so far: then nothing waits, and a lost broker
     ends it there and then. Here the first piece does not go into one page.
     """
-    assert process.stdout is not None
-    fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, resource.getpagesize())
-    eventually(lambda: is_full(process.pid))
+    eventually(lambda: is_full(process.pid), PATIENCE)
 
 
 def test_signals_get_through_while_nobody_reads() -> None:
     word = tag()
-    with started("run", *python(FLOOD, word)) as process:
+    with started("run", *python(FLOOD, word), pipesize=PAGE) as process:
         stand_still(process)
         process.send_signal(signal.SIGTERM)
         eventually(lambda: tagged(word) == [process.pid])
@@ -635,7 +635,7 @@ def test_signals_get_through_while_nobody_reads_and_the_broker_is_lost(
     flood = python(FLOOD, word)
     with (
         serving(endpoint) as server,
-        started("run", "--endpoint", endpoint, *flood) as process,
+        started("run", "--endpoint", endpoint, *flood, pipesize=PAGE) as process,
     ):
         stand_still(process)
         server.signal(signal.SIGTERM)
@@ -694,7 +694,7 @@ def test_a_shared_broker_tells_its_service_manager(tmp_path: Path) -> None:
             while fact not in told:
                 told.extend(manager.recv(4096).split(b"\n"))
 
-        wanted = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000"}
+        wanted = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2000000"}
         endpoint = f"ipc://{tmp_path}/shared/broker.sock"
         with started("serve", "--endpoint", endpoint, env=wanted) as server:
             hear(b"READY=1")

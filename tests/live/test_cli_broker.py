@@ -82,7 +82,7 @@ def refused(*words: str, code: int = 1, **options: Any) -> str:
 def test_what_is_left_lives_on_and_is_found_from_anywhere(broker: str) -> None:
     word = tag()
     number = left("--name", "job", "--", *python(SAYS_AND_STAYS, word))
-    assert tagged(word)
+    eventually(lambda: tagged(word))
     soon(lambda: said("logs", "job") == "one\n")
     (found,) = json.loads(said("ps", "--json"))
     assert (found["id"], found["name"], found["state"]) == (
@@ -388,6 +388,7 @@ async def test_s19_what_went_between_the_replay_and_the_rest_is_told(
 def test_a_terminal_is_typed_into_resized_and_looked_at(broker: str) -> None:
     number = left("-t", "--env", "PS1=$ ", "--", "bash", "--norc", "--noprofile")
     assert said("resize", number, "5", "40") == ""
+    soon(lambda: said("screen", number) == "$\n")
     said("write", number, "stty size; cat", "--keys", "Enter")
     soon(lambda: said("screen", number) == "$ stty size; cat\n5 40\n")
     said("write", number, "--keys", "x Enter")

@@ -225,6 +225,7 @@ async def test_a_command_line_that_is_too_long_is_told_by_its_name(size: int) ->
     assert why.startswith("cmd: is longer than the system takes")
 
 
+@pytest.mark.timeout(2 * FOREVER)
 async def test_output_in_very_many_pieces_is_told_with_the_end() -> None:
     """A poll gives no more than a number of pieces, and a command may leave more."""
     lines = MOST_PIECES + 500
@@ -234,6 +235,7 @@ async def test_output_in_very_many_pieces_is_told_with_the_end() -> None:
         "    left = array.array('i', [1])\n"
         "    while left[0]:  # it was not read yet\n"
         "        fcntl.ioctl(2 - n % 2, termios.FIONREAD, left)\n"
+        "        os.sched_yield()\n"
         "    os.write(1 + n % 2, b'%d\\n' % n)\n"
     )
     async with within() as tool:
@@ -243,8 +245,17 @@ async def test_output_in_very_many_pieces_is_told_with_the_end() -> None:
             yield_time_ms=LONG,
             max_output_tokens=1_000_000,
         )
-    assert (told.get("exit_code"), "session_id" in told) == (0, False)
-    assert [int(n) for n in told["output"].splitlines()] == list(range(lines))
+        seen = told["output"]
+        while "exit_code" not in told:  # a busy machine takes its time
+            told = await tool.call(
+                "write_stdin",
+                session_id=told["session_id"],
+                yield_time_ms=LONG,
+                max_output_tokens=1_000_000,
+            )
+            seen += told["output"]
+    assert (told["exit_code"], "session_id" in told) == (0, False)
+    assert [int(n) for n in seen.splitlines()] == list(range(lines))
 
 
 # -- sessions ---------------------------------------------------------------------
@@ -298,7 +309,13 @@ async def test_an_interrupt_reaches_a_command_without_a_terminal(how: str) -> No
 async def test_what_comes_before_a_key_is_written_before() -> None:
     async with within() as tool:
         number = await tool.session("cat; echo over; exec sleep 99")
-        assert await tool.until(number, "over", "a\x04") == "aover\n"
+        told = await tool.call(
+            "write_stdin", session_id=number, chars="a\x04", yield_time_ms=3000
+        )
+        seen = told["output"]
+        if "over" not in seen:
+            seen += await tool.until(number, "over")
+        assert seen == "aover\n"
         why = await tool.refusal("write_stdin", session_id=number, chars="b")
         assert "stdin" in why
 
@@ -408,15 +425,14 @@ async def test_twenty_calls_at_once_do_not_wait_for_each_other() -> None:
 
 
 async def test_cancelling_a_call_ends_the_look_and_not_the_command() -> None:
-    word = tag()
     code = "print('begun', flush=True); input(); print('done', flush=True)"
     async with connected() as tool:
         starting = asyncio.ensure_future(
-            tool.call("exec_command", cmd=line(python(code, word)), yield_time_ms=LONG)
+            tool.call("exec_command", cmd=line(python(code)), yield_time_ms=LONG)
         )
         async with asyncio.timeout(NOT_BLOCKED):
-            while not tagged(word):
-                await tool.call("list_sessions")
+            while not (await tool.call("list_sessions"))["sessions"]:
+                pass
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
