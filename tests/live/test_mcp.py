@@ -18,6 +18,7 @@ from actors import ignition
 from actors.agents import server as mcp_server, toolbox, tools
 from actors.outlet import MOST_PIECES
 from tests.helpers import (
+    FOREVER,
     NOT_BLOCKED,
     end,
     eventually,
