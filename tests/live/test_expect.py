@@ -127,7 +127,12 @@ async def test_several_expects_take_turns_and_keep_their_times() -> None:
 
 
 async def test_the_childs_end_is_told_with_its_status_and_last_words() -> None:
-    async with actors.Engine() as engine, await talker(engine) as child:
+    # A helper keeps stdout open: that it ends tells nothing of how the child did.
+    command = program("forked(rest)\n" + TALKS, tag())
+    async with (
+        actors.Engine() as engine,
+        await engine.spawn(command, stdin="pipe") as child,
+    ):
         await child.write("one\nbye\n")
         told = r"pattern 'two': the child exited with code 3; stdout ends with b'<one>'"
         with pytest.raises(actors.OutputEnded, match=told) as caught:

@@ -43,10 +43,10 @@ async def test_s31_timeouts_do_not_fire_during_a_pause_but_after_it() -> None:
 
 async def test_s31_a_child_that_runs_already_is_paused() -> None:
     async with actors.Engine() as engine, engine.scope() as scope:
-        child = await scope.spawn(["sleep", "100"], timeout=0.8)
+        child = await scope.spawn(["sleep", "100"], timeout=3.0)
         with scope.paused():
             ending = asyncio.ensure_future(child.wait())
-            await asyncio.wait([ending], timeout=1.0)
+            await asyncio.wait([ending], timeout=3.2)
             assert not ending.done()
         assert (await asyncio.wait_for(ending, NOT_BLOCKED)).cause == "timeout"
 
@@ -70,6 +70,8 @@ async def test_s31_a_run_may_take_as_long_as_a_pause() -> None:
         assert quick.returncode == 0
         await asyncio.wait([slow], timeout=LONGER)
         assert not slow.done()
+        while not any(shown.tail for shown in await scope.children()):
+            await asyncio.sleep(0.01)
         scope.resume()
         with pytest.raises(actors.TimedOut) as late:
             await asyncio.wait_for(slow, NOT_BLOCKED)

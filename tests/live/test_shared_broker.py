@@ -252,7 +252,9 @@ async def test_a_broker_outlives_its_terminal_where_it_is_told_to(
 
 def test_a_broker_takes_the_place_of_one_that_was_killed(endpoint: str) -> None:
     with serving(endpoint) as first:
+        others = Identities(*tree.children(first.pid))
         first.kill()
+        others.gone()  # its broker listens until it notices
     with serving(endpoint):
         asyncio.run(one_command(endpoint))
 
@@ -820,13 +822,13 @@ async def test_s44_only_a_hung_client_that_asked_for_it_loses_its_sessions(
 async def test_a_broker_that_stood_still_holds_that_against_no_lease(
     shared: Program, endpoint: str
 ) -> None:
-    settings = actors.Settings(on_hung="kill", lease=1.0, lease_renewal=0.1)
+    settings = actors.Settings(on_hung="kill", lease=3.0, lease_renewal=0.1)
     async with actors.Engine(endpoint, settings=settings) as engine:
         child = await engine.spawn(daemons(tag()))
         await up(child)
         broker = Parts.of(child.pid).broker
         stop(broker)
-        await asyncio.sleep(1.5)  # the lease is over for all that the broker has read
+        await asyncio.sleep(3.5)  # the lease is over for all that the broker has read
         go(broker)
         await engine.info()
         assert (await child.snapshot()).state == "running"

@@ -298,6 +298,7 @@ async def test_s20_two_handles_of_one_engine_hold_what_each_has_not_polled(
         child = await owner.spawn(program(NUMBERS, tag(), "50000"), retention=BLOCK)
         visited = await owner.visit(child.id)
         slow = (await visited.poll(wait=0)).stdout
+        begun = (await child.poll(wait=0)).stdout  # from here on both hold the log
         quick = asyncio.ensure_future(drained(child, mode="output"))
         while True:
             seen = await visited.poll(mode="output", max_bytes=KIB)
@@ -305,4 +306,4 @@ async def test_s20_two_handles_of_one_engine_hold_what_each_has_not_polled(
             slow += seen.stdout
             if seen.done:
                 break
-        assert slow == (await quick)[0] == numbers(50_000)
+        assert slow == begun + (await quick)[0] == numbers(50_000)
