@@ -662,14 +662,13 @@ class Router(Keeper):
         the owner has one: any other is told that it is none.
         """
         reader = Ask(spawn.client, spawn.body["reader"] or 0)
-        if not reader.request or spawn.client != session.client:
+        owned = spawn.client == session.client
+        if not owned or not reader.request or reader in session.pending:
             return
-        if reader not in session.pending:
-            body = {name: spawn.body[name] for name in ("chunks", "bytes")}
-            body |= {"after": None, "newest": False, "capture": True}
-            ids = *reader, session.id, self.epoch
-            opening = Message(Kind.OPEN, *ids, 0.0, body)
-            self._pass_on(session, opening, reader)
+        body = {name: spawn.body[name] for name in ("chunks", "bytes")}
+        body |= {"after": None, "newest": False, "capture": True}
+        opening = Message(Kind.OPEN, *reader, session.id, self.epoch, 0.0, body)
+        self._pass_on(session, opening, reader)
 
     # -- those who watch --------------------------------------------------------
 

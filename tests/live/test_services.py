@@ -851,7 +851,7 @@ async def main():
             except actors.ServiceFailed:
                 break
             except actors.EngineError:
-                pass  # this call was lost; the service, too, which is told each its own
+                pass  # the end of this call may be told before that of the service
         try:
             await engine.service(spec)
         except actors.ServiceFailed as fenced:
