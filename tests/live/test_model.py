@@ -328,8 +328,8 @@ class Machine(RuleBasedStateMachine):
         """What has lost its owner stays for the next one, or is gone for good."""
         owner, session.owner, session.child = session.owner, None, None
         assert owner is not None
+        self.do(self.engines[owner].info())  # the broker has heard of it, too
         if session.stays:
-            self.do(self.engines[owner].info())  # the broker has heard of it, too
             return session
         eventually(lambda: not alive(session.pid))
         for name in CLIENTS:
